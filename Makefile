@@ -10,12 +10,17 @@ JOBS   ?= auto   # processes that test side by side: one per core
 CASES  ?=        # which benchmarks: lora, full, pre-training, prepare, start, char-large-dropout-0, ...; all of them by default
 BENCH  ?=        # more words for the benchmarks, such as --minutes 10, --nanogpt CHECKOUT, or --busy for a busy machine
 
+OLDEST ?= .oldest
+OLDEST_TORCH = $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/torch==\1.*/p' pyproject.toml)
+ON_OLDEST ?= tests/training/test_loop.py tests/training/test_pipeline.py tests/techniques/test_other_devices.py \
+  tests/launch/test_processes.py::test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_another_number_of_processes
+
 RUN    ?=        # the run of `make picture`
 
 # pip compiles nothing: what is imported is compiled then, and kept, which takes half the time
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint schema docs picture bench bench-gpu install clean
+.PHONY: demo test oldest check lint schema docs picture bench bench-gpu install clean
 
 demo: install
 	$(BIN)/powertrain train default $(WORDS)
@@ -50,6 +55,21 @@ bench: install
 bench-gpu: install
 	$(BIN)/python benchmarks/gpu.py $(BENCH)
 
+# every use of torch's names and keywords, checked against the oldest torch that pyproject.toml allows; then runs on it
+oldest: install $(OLDEST)/.installed
+	$(BIN)/mypy --python-executable $(OLDEST)/bin/python --cache-dir $(OLDEST)/mypy \
+	  --implicit-reexport --no-warn-unused-ignores --no-warn-return-any
+	$(OLDEST)/bin/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 -p no:cacheprovider $(ON_OLDEST)
+
+# nothing but torch is its own: the rest comes from $(VENV). On Linux this downloads 1.7 GB: that build is made for CUDA
+$(OLDEST)/.installed: pyproject.toml $(STAMP)
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile '$(OLDEST_TORCH)' || \
+	  { echo "$(OLDEST_TORCH), the oldest that pyproject.toml allows, could not be installed: nothing was checked on it"; exit 1; }
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)/src', sep='\n')" > \
+	  $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/rest.pth
+	touch $@
+
 install: $(STAMP)
 
 # torch goes in first, pinned: a range alone would take the newest build with several GB of CUDA packages
@@ -61,4 +81,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .peers site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .peers $(OLDEST) site .pytest_cache .mypy_cache .ruff_cache

@@ -1,12 +1,17 @@
 """What this GPU can do and how much of it training gets: `make bench-gpu`, a few minutes, one table.
 
-    python benchmarks/gpu.py [--models 0.6B 1.7B 4B 8B] [--minutes 1] [--no-ladder] [--study NAME] [--tiny]
+    python benchmarks/gpu.py [--models 0.6B 1.7B 4B 8B] [--minutes 1] [--no-ladder] [--limit 15]
+                             [--study NAME] [--tiny]
 
 First the limits: matrix products and attention kernels. Then LoRA (r 16 on all linears) on random weights of Qwen3's
 shapes, 16,384 tokens a step in rows of 2,048 (batch 2 x 4), for transformers + peft eager and compiled, and for Powertrain
 as a ladder, each rung with one technique more: tokens/s, share of the measured products by exact FLOPs, peak memory and
 what was predicted, first and last loss. Arms are processes; each peer takes turns with ours. `--tiny` does all of it with
 toy shapes on whatever device there is: to see that it works.
+
+Each case is a process with a time limit (`--limit`, in minutes), see apart.py: one that fails, hangs or is killed is a line
+with its reason, and Ctrl-C keeps what was measured. The study is written after each case, with the table; the exit code is 1
+if a case failed.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -25,16 +31,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from apart import DONE, Case, Outcome, outcomes, tell
 from peer import Peer
+from pydantic import TypeAdapter
 
-from powertrain.cli.options import cache_folder, say
+from powertrain.cli.options import cache_folder
 from powertrain.cost.work import step_work
 from powertrain.data.order import step_examples
 from powertrain.evidence import studies
-from powertrain.evidence.clock import CannotRun, Pace, Track, interleave
+from powertrain.evidence.clock import Pace, Track, interleave
 from powertrain.evidence.worker import ArmProcess, Order
+from powertrain.facts.hardware import read_hardware, read_processor
+from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe
-from powertrain.records import Facts
+from powertrain.records import Facts, Hardware, Software, to_plain
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
 
 ROW, ROWS, BATCH, STEPS = 2048, 8, 2, 200
@@ -58,36 +68,97 @@ SHAPES = {"0.6B": Shape(28, 1024, 16, 8, 3072, True), "1.7B": Shape(28, 2048, 16
           "4B": Shape(36, 2560, 32, 8, 9728, True), "8B": Shape(36, 4096, 32, 8, 12288, False)}
 TINY = {"tiny": Shape(2, 64, 2, 1, 128, True, 32, 512)}
 TARGETS = {"0.6B": 110_000, "1.7B": 58_000, "4B": 29_000, "8B": 17_500}      # tokens/s in bf16 on an H200: performance.md 1.1
+PLAN = "the plan"
 # each rung has what those below it have: words that turn off what is above
 LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bf16", ("bf16",)), ("+ frozen base", ("frozen_base",)), ("+ fused AdamW", ("fused_adamw",)),
     ("+ attention kernel", ("attention_kernel",)), ("+ chunked loss", ("chunked_cross_entropy",)),
-    ("the plan", ("fused_blocks",)))
+    (PLAN, ("fused_blocks",)))
+PEERS = {"transformers + peft, eager": False, "transformers + peft, compiled": True}      # -> whether it is compiled
 
 
 def main() -> None:
     options = parse()
+    if options.case:
+        measure(options)
+        return
+    if not options.tiny and not torch.cuda.is_available():
+        raise SystemExit("torch sees no CUDA device here: `powertrain facts` says why; --tiny tries the benchmark itself on "
+                         "whatever there is")
     folder, began = studies.new_folder("bench-gpu", options.study), time.monotonic()
+    found: list[Outcome] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)    # as Ctrl-C
+    with tempfile.TemporaryDirectory(prefix="powertrain-gpu-") as scratch:
+        cases = cases_of(options, Path(scratch))
+        for outcome in outcomes(cases, 60 * options.limit, Path(scratch)):
+            found.append(outcome)
+            shown = keep(folder, found, time.monotonic() - began)
+            print(f"{len(found)}/{len(cases)} {outcome.case}: {outcome.status} {outcome.reason}", file=sys.stderr, flush=True)
+            if outcome.case.endswith(" end"):
+                shutil.rmtree(Path(scratch, outcome.case.removesuffix(" end")), ignore_errors=True)
+    print(f"{shown}\nstored in {folder}: send back this folder")
+    raise SystemExit(0 if all(outcome.status == DONE for outcome in found) else 1)
+
+
+def cases_of(options: argparse.Namespace, scratch: Path) -> list[Case]:
+    """The cases in their order: the machine, its limits, and for each model its weights, the peers and the rungs."""
+    def case(name: str, needs: str = "") -> Case:
+        words = ["--case", name, "--scratch", str(scratch), "--minutes", str(options.minutes), *["--tiny"] * options.tiny]
+        return Case(name, (sys.executable, str(Path(__file__).resolve()), *words, "--results"), needs)
+
+    found = [case("machine"), case("products"), case("attention")]
+    for model in TINY if options.tiny else options.models:
+        found.append(case(f"{model} weights"))
+        found += [case(f"{model} {part}", f"{model} weights") for part in (*PEERS, *rungs(every=not options.no_ladder))]
+        found.append(case(f"{model} end"))
+    return found
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run one case, in this process."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not options.tiny:
-        raise SystemExit("there is no CUDA device here; --tiny tries the benchmark itself on whatever there is")
-    limits = {"products": dict(products(device, tiny=options.tiny)), "attention": dict(attention(device, tiny=options.tiny))}
-    print(json.dumps(limits, indent=1), flush=True)
-    rows: list[dict[str, Any]] = []
-    facts: Facts | None = None
-    runs: list[ArmRun] = []
-    comparisons: list[Comparison] = []
-    for name, shape in (TINY if options.tiny else {name: SHAPES[name] for name in options.models}).items():
-        with tempfile.TemporaryDirectory(prefix="powertrain-gpu-") as scratch:
-            found, of_this = model_rows(name, shape, Path(scratch), device, options, runs, comparisons)
-            rows, facts = rows + found, of_this or facts
-            print(table(rows), flush=True)
-    if facts is None:
-        raise SystemExit("no arm could run, so there is nothing to store")
-    studies.save(folder, Study(
-        name=folder.name, kind="gpu", what="LoRA at Qwen3 shapes on one GPU", runs=tuple(runs), comparisons=tuple(comparisons),
-        findings={"limits": limits, "rows": rows}, seconds=time.monotonic() - began, **studies.describe(facts)), facts)
-    print(f"stored in {folder}")
+    model, _, part = options.case.partition(" ")
+    if options.case == "machine":
+        hardware = read_hardware(cache_folder())
+        tell(options.results, facts={"hardware": to_plain(hardware), "software": to_plain(read_software(hardware))})
+    elif options.case in ("products", "attention"):
+        for name, figure in (products if options.case == "products" else attention)(device, tiny=options.tiny):
+            tell(options.results, limit=[options.case, name, figure])
+    elif part != "end":
+        shape, scratch = (TINY if options.tiny else SHAPES)[model], options.scratch / model
+        scratch.mkdir(exist_ok=True)
+        row = 64 if options.tiny else ROW
+        if part == "weights":
+            write_model(shape, scratch, device)
+            write_rows(shape, row, scratch / "rows.jsonl", scratch / "rows.npy")
+        elif part in PEERS:
+            measure_peer(model, part, scratch, device, row, options)
+        else:
+            measure_rung(model, part, scratch, row, options)
+
+
+def keep(folder: Path, found: Sequence[Outcome], seconds: float) -> str:
+    """Store the study and its table, with whatever the cases have measured, over that of fewer cases; return the table."""
+    told = [one for outcome in found for one in outcome.measured]
+    limits: dict[str, dict[str, Any]] = {}
+    for kind, name, figure in (one["limit"] for one in told if "limit" in one):
+        limits.setdefault(kind, {})[name] = figure
+    rows = [one["row"] for one in told if "row" in one]
+    # those of an arm hold the model too; where not even the machine could be read, its processor can
+    facts = next((one["facts"] for one in reversed(told) if "facts" in one), None)
+    hardware = read_processor() if facts is None else Hardware(**facts["hardware"])
+    software = read_software(hardware) if facts is None else Software(**facts["software"])
+    failures = [{"case": one.case, "status": one.status, "reason": one.reason, "last_lines": list(one.last_lines)}
+                for one in found if one.status != DONE]
+    study = Study(
+        name=folder.name, kind="gpu", what="LoRA at Qwen3 shapes on one GPU", seconds=seconds,
+        runs=tuple(TypeAdapter(ArmRun).validate_python(run) for one in told for run in one.get("runs", ())),
+        comparisons=tuple(TypeAdapter(Comparison).validate_python(one["comparison"]) for one in told if "comparison" in one),
+        findings={"limits": limits, "rows": rows, "failures": failures}, **studies.circumstances(hardware, software))
+    studies.save(folder, study, facts or {"hardware": hardware, "software": software}, over=True)
+    shown = "\n".join([*limit_lines(limits), table(rows), *failure_lines(failures)])
+    (folder / "table.txt").write_text(shown + "\n", encoding="utf-8")
+    return shown
 
 
 def parse() -> argparse.Namespace:
@@ -95,8 +166,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--minutes", type=float, default=1.0, help="for each comparison, at most")
     parser.add_argument("--no-ladder", action="store_true", help="measure the plan only, and not what leads to it")
+    parser.add_argument("--limit", type=float, default=15.0, help="minutes, for each case, at most")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--study", help="folder in studies/")
+    for name, kind in (("case", str), ("scratch", Path), ("results", Path)):     # of the process of one case
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -148,66 +222,52 @@ def median_s(run: Callable[[], Any], device: str, times: int = 20) -> float:
 # ------------------------------------------------------------------------------------------------ models
 
 
-def model_rows(name: str, shape: Shape, scratch: Path, device: str, options: argparse.Namespace, runs: list[ArmRun],
-               comparisons: list[Comparison]) -> tuple[list[dict[str, Any]], Facts | None]:
-    """One row of the table for each arm that can run; None where none of ours can."""
-    say(f"Qwen3 {name}: random weights")
-    model, data, packed = write_model(shape, scratch, device), scratch / "rows.jsonl", scratch / "rows.npy"
-    row = 64 if options.tiny else ROW
-    write_rows(shape, row, data, packed)
-    words = ["method=lora", f"model.path={model}", f"data.source={data}", "data.format=text", "data.train_on=all",
-             f"data.max_length={row}", "data.validation_share=0", f"train_batch_size={ROWS}", "learning_rate=2e-4",
-             "weight_decay=0", "max_steps=2000", "logging_steps=1000000", "save_steps=0", "eval_steps=0"]
-    pace = Pace(pairs=5, most_pairs=8, warm_up_s=20.0)
-    found: list[dict[str, Any]] = []
-    order = {}
-    for rung, off in rungs(every=not options.no_ladder):
-        arm = Arm(f"powertrain, {rung}", (*words, *(f"techniques.{technique}=off" for technique in off)))
-        order[rung] = Order(arm, str(cache_folder()), str(scratch), tempfile.mkdtemp(dir=scratch))
-    facts: Facts | None = None
-    for compiled in (False, True):
-        shown = "transformers + peft, " + ("compiled" if compiled else "eager")
-        settings = {"model": str(model), "rows": str(packed), "batch": BATCH, "accumulation": ROWS // BATCH,
-                    "compile": compiled, "device": device}
-        try:
-            with Peer(shown, Path(sys.executable), "peft_lora.py", settings, scratch) as theirs, \
-                    ArmProcess(order["the plan"]) as ours:
-                facts = ours.ready.facts
-                deadline = time.monotonic() + 60 * options.minutes
-                comparison, a, b = interleave(Track(theirs), Track(ours), pace, deadline=deadline)
-                needed = ours.ready.needed_bytes
-        except CannotRun as error:
-            say(f"{shown}: {error}")
-            continue
-        runs += [a, b]
-        comparisons.append(comparison)
-        found.append(figures(name, a, facts, row))
-        if not any(one["arm"] == b.arm for one in found):
-            found.append(figures(name, b, facts, row) | {"predicted": needed})
-    for rung in [rung for rung in order if rung != "the plan"]:
-        try:
-            with ArmProcess(order[rung]) as process:
-                track = Track(process)
-                facts = process.ready.facts
-                track.first_step()
-                track.warm_up.append(track.take(2))
-                track.windows += [track.take(2) for _ in range(5)]
-                runs.append(track.run())
-                found.append(figures(name, runs[-1], facts, row) | {"predicted": process.ready.needed_bytes})
-        except CannotRun as error:
-            say(f"{rung}: {error}")
-    shutil.rmtree(model)
-    return found, facts
+def words_for(scratch: Path, row: int) -> tuple[str, ...]:
+    return ("method=lora", f"model.path={scratch / 'model'}", f"data.source={scratch / 'rows.jsonl'}", "data.format=text",
+            "data.train_on=all", f"data.max_length={row}", "data.validation_share=0", f"train_batch_size={ROWS}",
+            "learning_rate=2e-4", "weight_decay=0", "max_steps=2000", "logging_steps=1000000", "save_steps=0", "eval_steps=0")
 
 
-def rungs(*, every: bool) -> list[tuple[str, list[str]]]:
+def order_of(rung: str, scratch: Path, row: int) -> Order:
+    off = [f"techniques.{technique}=off" for technique in rungs(every=True)[rung]]
+    return Order(Arm(f"powertrain, {rung}", (*words_for(scratch, row), *off)), str(cache_folder()), str(scratch),
+                 tempfile.mkdtemp(dir=scratch))
+
+
+def measure_peer(model: str, part: str, scratch: Path, device: str, row: int, options: argparse.Namespace) -> None:
+    """The peer's row, and its comparison with our plan, which takes turns with the peer."""
+    settings = {"model": str(scratch / "model"), "rows": str(scratch / "rows.npy"), "batch": BATCH,
+                "accumulation": ROWS // BATCH, "compile": PEERS[part], "device": device}
+    with Peer(part, Path(sys.executable), "peft_lora.py", settings, scratch) as theirs, \
+            ArmProcess(order_of(PLAN, scratch, row)) as ours:
+        deadline = time.monotonic() + 60 * options.minutes
+        comparison, a, b = interleave(Track(theirs), Track(ours), Pace(pairs=5, most_pairs=8, warm_up_s=20.0),
+                                      deadline=deadline)
+        facts = ours.ready.facts
+        tell(options.results, row=figures(model, a, facts, row), comparison=to_plain(comparison),
+             runs=[to_plain(a), to_plain(b)])
+
+
+def measure_rung(model: str, rung: str, scratch: Path, row: int, options: argparse.Namespace) -> None:
+    with ArmProcess(order_of(rung, scratch, row)) as process:
+        track, facts = Track(process), process.ready.facts
+        tell(options.results, facts=to_plain(facts))
+        track.first_step()
+        track.warm_up.append(track.take(2))
+        track.windows += [track.take(2) for _ in range(5)]
+        run = track.run()
+        tell(options.results, row=figures(model, run, facts, row) | {"predicted": process.ready.needed_bytes},
+             runs=[to_plain(run)])
+
+
+def rungs(*, every: bool) -> dict[str, list[str]]:
     """Rung -> what is off on it."""
     all_of = [technique for _, techniques in LADDER for technique in techniques]
-    found, on = [], 0
+    found, on = {}, 0
     for name, techniques in LADDER:
         on += len(techniques)
-        found.append((name, all_of[on:]))
-    return found if every else found[-1:]
+        found[name] = all_of[on:]
+    return found if every else {PLAN: found[PLAN]}
 
 
 def figures(model: str, run: ArmRun, facts: Facts, row: int) -> dict[str, Any]:
@@ -251,6 +311,15 @@ def write_rows(shape: Shape, row: int, data: Path, packed: Path) -> None:
     ours = [int(i) for step in range(STEPS) for i in step_examples(Recipe().seed, step, ROWS, len(rows))]
     np.save(packed, rows[ours].astype(np.int32))
     data.write_text("".join(json.dumps({"text": " ".join(map(str, numbers))}) + "\n" for numbers in rows), encoding="utf-8")
+
+
+def limit_lines(limits: Mapping[str, Mapping[str, float | str]]) -> list[str]:
+    return [f"{kind:10} {name:28} {f'{figure:,.1f} TFLOP/s' if isinstance(figure, float) else figure}"
+            for kind, figures in limits.items() for name, figure in figures.items()]
+
+
+def failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{one['case']:40} {one['status']}: {one['reason']}" for one in failures]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -25,7 +25,7 @@ os.environ["OMP_NUM_THREADS"] = "1"          # so it would in the processes that
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"    # else each process that compiles starts two more that load torch
 
 # The files that take longest go first, so that no worker begins one of them when the others are done.
-LONGEST = ("test_ledger.py", "test_ray.py", "test_readme.py", "test_processes.py", "test_killed.py",
+LONGEST = ("test_ledger.py", "test_fake_cuda.py", "test_ray.py", "test_readme.py", "test_processes.py", "test_killed.py",
            "test_eight_bit_bases.py", "test_compiled_ahead.py", "test_sharded_run.py", "test_contract.py",
            "test_pipeline.py", "test_clock.py", "test_resume.py", "test_features.py", "test_learned.py",
            "test_optimizers.py", "test_shipped_recipes.py", "test_sharded.py", "test_bridge_adapters.py",
@@ -36,6 +36,7 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=0, help="kills more, at random moments, in tests/launch/test_killed.py")
+    parser.addoption("--bad-inputs", action="store_true", help="every case of tests/faults/bad_inputs.py, in ten minutes")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -153,7 +154,8 @@ def gpu_facts(facts: Facts) -> Callable[..., Facts]:
         hardware = Hardware("a GPU", "cuda", 8, 80 << 30, 79 << 30, compute_capability=capability,
                             peak_flops_per_s={"fp32": 5e13, "tf32": 3e14, "bf16": 7e14, "fp16": 7e14},
                             bandwidth_bytes_per_s=3e12)
-        software = replace(facts.software, versions={**facts.software.versions, "triton": "3.0"}, missing={})
+        software = replace(facts.software, versions={**facts.software.versions, "torch": "2.13.0+cu130", "triton": "3.0"},
+                           missing={})
         return replace(facts, hardware=replace(hardware, **changes), software=software)
 
     return make

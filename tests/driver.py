@@ -3,11 +3,15 @@
 `run_processes` runs a function of a test so.
 
 A fault is a place and a number:
-  ("step", 5)     kills with SIGKILL after optimizer step 5, before anything else happens
+  ("step", 5)     kills with SIGKILL after optimizer step 5, before anything else happens but the end of a save in flight
   ("after", 900)  kills 900 ms after the process was started, wherever it is then
   ("save", 7)     kills at the 7th call that a save makes to the disk (write, sync, rename, delete), before it takes effect
+  ("writing", 5)  kills in the midst of the 5th file of a checkpoint, when one more step is done beside it
+  ("slow", 200)   makes each file of a checkpoint take 200 ms more
+  ("room", 3)     lets the disk have 300 bytes free at the first 3 looks; a save that waits looks after every step
+  ("copy", 90)    lets the machine have 90 bytes of memory free for the copy of a checkpoint
   ("signal", 5)   sends SIGTERM to itself after step 5
-  ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's tensors, as a full disk does
+  ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's files, as a full disk does
   ("model", 0)    does so while the final model is written
   ("delete", 1)   makes it refuse the 1st and all later deletions of a checkpoint
   ("events", 2)   makes it refuse the 2nd and all later writes of events that wait for the disk
@@ -45,6 +49,7 @@ PRELOADED += ["powertrain.cli", "powertrain.run.prepare", "powertrain.use.scorin
 
 Fault = tuple[str, int]
 WITHIN_S = 600               # against what hangs; other tests run beside this one
+FULL_FROM_BYTES = 1 << 15    # of one file: fewer than a checkpoint's weights take, and more than the events, written meanwhile
 ENDS_WITHIN_S = 30           # a process whose peer has failed, and that is asked to
 
 # 3 steps an epoch, accumulation in unequal passes, dropout, saves that do not divide the epoch
@@ -135,8 +140,8 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 def _plant(place: str, number: int) -> None:
     from powertrain.launch import shared_folder
     from powertrain.records import event_log
-    from powertrain.run import part, session
-    from powertrain.training import checkpoint, loop, ranks
+    from powertrain.run import disk, part, saving, session
+    from powertrain.training import checkpoint, loop, ranks, stored
 
     if place in ("step", "signal"):
         original = part.train
@@ -144,10 +149,23 @@ def _plant(place: str, number: int) -> None:
         def train(*arguments: Any) -> Any:
             for result in original(*arguments):
                 if result.step == number:
+                    for writer in (one for one in threading.enumerate() if one.name == checkpoint.WRITER):
+                        writer.join()        # a save of an earlier step is over
                     os.kill(os.getpid(), signal.SIGKILL if place == "step" else signal.SIGTERM)
                 yield result
 
         part.train = train
+    elif place == "writing":
+        part.train, checkpoint.write_file = _killed_while_writing(part.train, checkpoint.write_file, number)
+    elif place == "slow":
+        checkpoint.write_file = _slow(checkpoint.write_file, number / 1e3)
+    elif place == "room":
+        saving.LOOK_EVERY_S = 0.0
+        looks = itertools.count(1)
+        disk.shutil = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(  # type: ignore[assignment]
+            free=300 if next(looks) <= number else shutil.disk_usage(path).free))
+    elif place == "copy":
+        saving.usable_memory = lambda: (number, number, "a test")
     elif place == "exchange":
         short = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes")
         ranks.GroupRanks.sum_step = _refused(ranks.GroupRanks.sum_step, number, short)  # type: ignore[method-assign]
@@ -170,7 +188,8 @@ def _plant(place: str, number: int) -> None:
 
             return call
 
-        checkpoint.save_tensors = counted(checkpoint.save_tensors)
+        checkpoint.write_file = counted(checkpoint.write_file)
+        stored.os.fsync = counted(os.fsync)
         checkpoint.sync = counted(checkpoint.sync)
         checkpoint.os.rename = counted(os.rename)
         checkpoint.shutil.rmtree = counted(shutil.rmtree)
@@ -187,7 +206,7 @@ def _plant(place: str, number: int) -> None:
     elif place == "model":
         session.save_model = _on_a_full_disk(session.save_model, from_call=1)
     elif place == "full":
-        checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
+        checkpoint.write_file = _on_a_full_disk(checkpoint.write_file, from_call=number)
 
 
 def _refused(function: Callable[..., Any], from_call: int, error: Exception | None = None) -> Callable[..., Any]:
@@ -210,7 +229,7 @@ def _slow(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 
 def _on_a_full_disk(function: Callable[..., Any], from_call: int) -> Callable[..., Any]:
-    """`function`, during which the system refuses to write more than a few kilobytes into one file."""
+    """`function`, during which the system refuses to write more than FULL_FROM_BYTES into one file."""
     import resource
 
     calls = itertools.count(1)
@@ -220,13 +239,34 @@ def _on_a_full_disk(function: Callable[..., Any], from_call: int) -> Callable[..
         if next(calls) < from_call:
             return function(*arguments, **named)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_FROM_BYTES, hard))
         try:
             return function(*arguments, **named)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return call
+
+
+def _killed_while_writing(train: Callable[..., Any], write: Callable[..., Any], number: int) -> tuple[Callable[..., Any], ...]:
+    """`train` and `write_file`: the `number`-th file is half written when the process kills itself, a step later."""
+    calls, stepped = itertools.count(1), threading.Event()
+
+    def steps(*arguments: Any) -> Any:
+        for result in train(*arguments):
+            stepped.set()
+            yield result
+
+    def write_some(path: Path, parts: Any) -> Any:
+        if next(calls) < number:
+            return write(path, parts)
+        content = b"".join(parts)
+        stepped.clear()
+        path.write_bytes(content[:len(content) // 2])
+        assert stepped.wait(WITHIN_S)
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+    return steps, write_some
 
 
 def _in_little_memory(function: Callable[..., Any], more_bytes: int) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "planner": {"records", "recipe", "cost", "techniques"},
     "export": {"records", "data", "models"},
     "report": {"records"},
-    "run": {"__init__", "records", "shapes", "recipe", "facts", "cost", "planner", "training", "data", "models"},
+    "run": {"__init__", "machine", "records", "shapes", "recipe", "facts", "cost", "planner", "training", "data", "models"},
     "launch": {"records", "training"},
     "use": {"records", "recipe", "facts", "planner", "training", "run", "data", "models"},
     "evidence": {"records", "recipe", "facts", "cost", "planner", "training", "run", "data", "models"},
@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
             "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch"},
     "__main__": {"cli"},
 }
-LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 51_000
+LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 52_000
 FORBIDDEN = re.compile(r"torch\.load|pickle\.|yaml\.load\((?!text, _?Yaml)|(?<!\.)\beval\(|\bexec\(|shell=True|os\.system"
                        r"|trust_remote_code=True")
 

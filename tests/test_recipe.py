@@ -36,7 +36,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     ("data.validation_share=0", "data.validation_share", 0.0), ("eval_steps=0", "eval_steps", 0),
     ("--learning_rate=1e-3", "learning_rate", 1e-3), ("adam_epsilon=1e-12", "adam_epsilon", 1e-12),
     ("max_eval_samples=null", "max_eval_samples", None), ("data=some.txt", "data.source", "some.txt"),
-    ("techniques.bf16=off", "techniques", {"bf16": "off"}),
+    ("techniques.bf16=off", "techniques", {"bf16": "off"}), ("save_steps=auto", "save_steps", "auto"),
     ("techniques.loader.workers=0", "techniques", {"loader": {"workers": 0}}),
 ])
 def test_zero_false_and_empty_count(word: str, key: str, value: object) -> None:
@@ -53,6 +53,8 @@ def test_zero_false_and_empty_count(word: str, key: str, value: object) -> None:
     (["seed=true"], "seed is true; use a whole number"), (["max_steps=0"], "use 1 or more"),
     (["max_steps=2.5"], "whole number"),
     (["nosuch"], "not key=value"), (["model=3"], "model is a table"), (["eval_steps=often"], "'5 epochs'"),
+    (["eval_steps=auto"], "'auto' is not an interval"), (["save_steps=often"], "'5 epochs', or auto"),
+    (["on_disk_full=go"], "'wait' or 'stop'"), (["save_every_s=0"], "greater than 0"),
     (["max_steps=3", "train_time_s=4"], "both set the length"), (["lr_scheduler_type=cos"], "'cosine', 'linear' or 'constant'"),
     (["optim=rmsprop"], "muon"), (["gradient_accumulation_steps=3"], "per_device_train_batch_size"),
     (["per_device_train_batch_size=3", "gradient_accumulation_steps=4", "train_batch_size=5"], "same setting"),

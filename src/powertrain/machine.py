@@ -7,6 +7,7 @@ beyond that part are throttled or killed, so the smaller number counts. Loads no
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import psutil
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 COMPILERS = ("g++", "clang++")               # of C++, the first that is there
+C_COMPILERS = ("gcc", "clang")               # in Triton's order
 COMPILER_BYTES = 1 << 30                     # of a process that compiles ahead, with its compiler: 0.8 GiB were seen
 
 
@@ -134,14 +136,61 @@ def _text(path: Path) -> str | None:
 
 # ------------------------------------------------------------------------------------------------ libraries
 
-GPU_DEVICES = tuple(map(Path, ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
+# of NVIDIA, of Windows in WSL, of AMD; on Windows the driver's library
+GPU_DEVICES = tuple(map(Path, ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "C:/Windows/System32/nvcuda.dll")))
 VARIABLES = ("OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "NVIDIA_")
 
 
 def what_libraries_see() -> tuple[object, ...]:
     """Return what decides which device and how many threads a library such as torch chooses by itself."""
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(VARIABLES))
-    return os.cpu_count(), _allowed_cpus(), variables, [path.exists() for path in GPU_DEVICES]
+    return os.cpu_count(), _allowed_cpus(), variables, gpu_devices()
+
+
+def gpu_devices() -> list[str]:
+    """Return the files of GPU_DEVICES that are here."""
+    return [str(path) for path in GPU_DEVICES if path.exists()]
+
+
+def hidden_gpus() -> str | None:
+    """Return the value of CUDA_VISIBLE_DEVICES, by which a process sees some of its GPUs or none; None where it is not set."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+# ------------------------------------------------------------------------------------------------ folders of one user
+
+
+class NotOwn(Exception):
+    """A folder or file that others may have written. The message says why, in one sentence."""
+
+
+def own_folder(folder: Path) -> Path:
+    """Return the folder, which this user alone may enter: it is made, or made so. Machine code is loaded from no other.
+
+    Raises NotOwn where the folder or the one around it is another user's, or everybody may replace it; OSError where the
+    system refuses.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    around = folder.parent.stat()
+    if hasattr(os, "geteuid") and around.st_uid not in (0, os.geteuid()):
+        raise NotOwn(f"{folder.parent} belongs to user {around.st_uid}, and machine code in it may be anybody's")
+    if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
+        raise NotOwn(f"every user may write in {folder.parent}, and machine code in it may be anybody's")
+    check_own(folder)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def check_own(path: Path) -> None:
+    """Raise NotOwn for what another user has made or everybody may write; OSError where there is nothing."""
+    found = path.lstat()
+    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+        raise NotOwn(f"{path} belongs to user {found.st_uid}, and machine code in it may be anybody's")
+    if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_IWOTH and hasattr(os, "geteuid")):
+        raise NotOwn(f"{path} is a link, or every user may write it, and machine code in it may be anybody's")
 
 
 # ------------------------------------------------------------------------------------------------ compilers
@@ -150,6 +199,13 @@ def what_libraries_see() -> tuple[object, ...]:
 def cpp_compiler() -> str | None:
     """Return the path of the first of COMPILERS that is installed."""
     return next((found for found in map(shutil.which, COMPILERS) if found is not None), None)
+
+
+def c_compiler() -> tuple[str | None, str]:
+    """Return the path of the C compiler that Triton calls, or None, and where it looks: CC, else C_COMPILERS on the PATH."""
+    named = os.environ.get("CC")
+    found = next((path for path in map(shutil.which, C_COMPILERS if named is None else (named,)) if path is not None), None)
+    return found, f"{' or '.join(C_COMPILERS)} on the PATH" if named is None else f"CC={named}"
 
 
 def compilers_at_once() -> int:

@@ -15,7 +15,7 @@ from functools import reduce
 from typing import Any
 
 from powertrain.cost.estimate import estimate
-from powertrain.cost.workload import Workload, library_workspace_bytes
+from powertrain.cost.workload import Workload, attention_of, library_workspace_bytes
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Estimate, Facts, Plan, Proposal, Refusal, UnknownFact, WrongUse, to_plain
 from powertrain.records.evidence import Interval
@@ -294,6 +294,7 @@ def _workload(facts: Facts, steps: Iterable[Proposal]) -> Workload:
     plain = Workload(examples=data.train_batch_size, block=data.block, micro_batch=data.train_batch_size,
                      trained_share=data.trained_share, lengths=lengths, device=hardware.device,
                      threads=hardware.cores if hardware.device == "cpu" else 1,
+                     fused_attention=attention_of(hardware),
                      library_workspace_bytes=library_workspace_bytes(hardware), optimizer=facts.optimizer,
                      loss_has_terms=facts.loss_has_terms)
     return reduce(lambda workload, step: step.technique.reckon(workload), steps, plain)

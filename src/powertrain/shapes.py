@@ -4,6 +4,7 @@
   tiles     how attention by batched products (models/kernels/bmm.py) cuts the documents of a pass up
   storage   bytes of a number, and of a frozen weight in 4 or 8 bits
   lengths   the quantiles by which the lengths of examples are described
+  gpu       which kernel torch's scaled_dot_product_attention takes on a GPU
 
 Legend: N documents of a chunk, L tokens of a filled document.
 """
@@ -158,3 +159,36 @@ def length_quantiles(lengths: Any, quantiles: dict[str, float] | None = None) ->
     import numpy as np
 
     return {name: int(np.quantile(lengths, share, method="nearest")) for name, share in (quantiles or QUANTILES).items()}
+
+# ------------------------------------------------------------------------------------------------ gpu
+
+FLASH_SINCE = (8, 0)          # compute capability
+AMD_FUSED = ("gfx90a", "gfx942", "gfx950")       # others are experimental in torch, and off
+FLASH_WIDTH = 256             # of a head, at most
+EFFICIENT_MULTIPLE = {2: 8, 4: 4}                # by bytes of a number: what the head's width is a multiple of
+
+
+def fused_attention(device: str, capability: tuple[int, int] | None, architecture: str) -> tuple[str, ...]:
+    """Return the fused kernels of torch's scaled_dot_product_attention on a device: "flash", "efficient", both or none.
+
+    `architecture` is an AMD GPU's, such as "gfx942". Source: check_flash_attention_hardware_support and
+    check_mem_efficient_hardware_support in torch's cuda/sdp_utils.cpp; on MPS and in training, sdpa is its "math" branch.
+    """
+    if device == "cpu":
+        return ("flash",)
+    if device != "cuda":
+        return ()
+    if architecture:
+        return ("flash", "efficient") if architecture in AMD_FUSED else ()
+    return ("flash", "efficient") if capability is not None and capability >= FLASH_SINCE else ("efficient",)
+
+
+def gpu_attention(fused: Sequence[str], nbytes: int, head_width: int, *, masked: bool) -> str:
+    """Return which of a GPU's fused kernels takes numbers of so many bytes, or "math", which stores the weights of all pairs.
+
+    The efficient kernel of torch 2.11 to 2.13 needs as many heads of keys and values as of queries.
+    Source: can_use_flash_attention and can_use_mem_efficient_attention in torch's cuda/sdp_utils.cpp.
+    """
+    if "flash" in fused and nbytes == 2 and not masked and head_width <= FLASH_WIDTH:
+        return "flash"
+    return "efficient" if "efficient" in fused and not head_width % EFFICIENT_MULTIPLE.get(nbytes, head_width + 1) else "math"

@@ -12,7 +12,7 @@ from observations import STEP_S
 from powertrain.diagnosis.checks import CHECKS
 from powertrain.diagnosis.checks.machine import Situation
 from powertrain.diagnosis.observed import Between
-from powertrain.records import Refusal
+from powertrain.records import IdleGpu, Refusal
 from powertrain.records.findings import Finding
 from powertrain.records.plan import PinRefused
 
@@ -21,9 +21,11 @@ CHECK = {check.name: check for check in CHECKS}
 GIB = 1 << 30
 ROWS = {"kind": "conversation", "max_length": 200, "length_quantiles": {"min": 5, "p10": 10, "p50": 60, "p90": 150, "max": 200}}
 
+IDLE = IdleGpu("NVIDIA L4", "old_driver", "the driver is too old", "install another")
+
 # check -> (severity, words, what of the situation) where it fires, and where it must not say more than "good"
 FIRES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
-    "accelerator": ("critical", [], {"machine": {"has_nvidia_driver": True}}),
+    "accelerator": ("critical", [], {"hardware": {"idle_gpu": IDLE}}),
     "busy": ("moderate", [], {"machine": {"load": 1.9}}),
     "battery": ("moderate", [], {"machine": {"on_battery": True}}),
     "threads": ("moderate", ["techniques.threads.threads=1"], {}),
@@ -48,7 +50,7 @@ FIRES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "run_length": ("critical", ["save_steps=0", "max_steps=900000000"], {}),
 }
 NEAR_MISSES: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "accelerator": ([], {"machine": {"torch_has_cuda": True}}),
+    "accelerator": ([], {}),
     "busy": ([], {"machine": {"load": 0.4}}),
     "battery": ([], {}),
     "threads": (["techniques.threads.threads=2"], {}),

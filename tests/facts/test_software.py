@@ -2,14 +2,17 @@
 
 import importlib.metadata
 import importlib.util
+import inspect
 import platform
 import shutil
 import sys
+import sysconfig
 import tomllib
 import types
 from pathlib import Path
 
 import numpy
+import pytest
 import torch
 
 from powertrain import __version__
@@ -28,7 +31,7 @@ def gpu(monkeypatch, capability):
 
 def test_each_part_is_either_usable_or_has_a_reason():
     software = read_software()
-    expected = {*PARTS} | {"powertrain", "python", "c++ compiler", "python headers"}
+    expected = {*PARTS} | {"powertrain", "python", "c++ compiler", "c compiler", "python headers"}
     assert set(software.versions) | set(software.missing) == expected
     assert not set(software.versions) & set(software.missing)
     assert all(software.missing.values())
@@ -88,6 +91,55 @@ def test_an_old_gpu_is_told_apart_from_a_missing_package(monkeypatch):
 def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "apt install g++" in read_software().missing["c++ compiler"]
+
+
+def with_triton(monkeypatch, tmp_path, *, headers=True, **commands):
+    """Plant an L4, an installed Triton, these commands on the PATH, and Python's headers."""
+    gpu(monkeypatch, (8, 9))
+    only(monkeypatch, "triton", "unsloth")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", commands.get)
+    if headers:
+        (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+
+
+def test_with_a_c_compiler_and_headers_triton_is_usable(monkeypatch, tmp_path):
+    with_triton(monkeypatch, tmp_path, clang="/usr/bin/clang")
+    software = read_software()
+    assert {"triton", "unsloth"} <= set(software.versions)
+    assert software.versions["c compiler"] == "/usr/bin/clang"
+
+
+def test_without_a_c_compiler_triton_is_not_usable_on_a_gpu(monkeypatch, tmp_path):
+    with_triton(monkeypatch, tmp_path)
+    missing = read_software().missing
+    assert missing["triton"] == missing["unsloth"] == missing["c compiler"] == (
+        "Triton needs a C compiler, and there is no gcc or clang on the PATH (apt install build-essential)")
+
+
+def test_triton_calls_the_compiler_that_cc_names(monkeypatch, tmp_path):
+    with_triton(monkeypatch, tmp_path, gcc="/usr/bin/gcc")
+    monkeypatch.setenv("CC", "icx")
+    assert "there is no CC=icx" in read_software().missing["triton"]
+
+
+def test_without_pythons_headers_triton_is_not_usable_on_a_gpu(monkeypatch, tmp_path):
+    with_triton(monkeypatch, tmp_path, headers=False, gcc="/usr/bin/gcc")
+    assert read_software().missing["triton"] == (
+        f"Triton needs Python.h, which is not in {tmp_path} (apt install python3-dev)")
+
+
+def test_headers_are_looked_for_where_triton_looks():
+    """Its own rule, read from its source: on Debian the scheme of local packages names another folder."""
+    pytest.importorskip("triton")
+    from triton.runtime import build
+
+    source = inspect.getsource(build)
+    assert "scheme == 'posix_local'" in source
+    assert "scheme = 'posix_prefix'" in source
+    assert 'os.environ.get("CC")' in source
+    assert "gcc if gcc is not None else clang" in source
 
 
 def test_the_compiler_is_found_on_the_path_only(monkeypatch):

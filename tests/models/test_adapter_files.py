@@ -260,7 +260,7 @@ def test_an_adapter_for_another_base_names_what_differs(family: str, asked: dict
     ({"something_new": {"x": 1}}, "something_new="), ({"use_dora": True}, "makes them .*lora_magnitude_vector"),
     ({"r": 8}, "r=4 in model.layers.0.self_attn.q_proj and r=8 in its adapter_config.json"),
     ({"target_modules": r".*q_proj"}, "has weights for model.layers.0.mlp.down_proj, which its adapter_config.json does not"),
-    ({"r": "many"}, "not an adapter's"), ({"lora_alpha": None}, "not an adapter's"),
+    ({"r": "many"}, "'r' = 'many', which should be a whole number"), ({"lora_alpha": None}, "not an adapter's"),
 ])
 def test_what_would_compute_something_else_is_refused(changes: dict[str, Any], message: str, tmp_path: Path,
                                                       tiny_model: MakeModel) -> None:

@@ -19,11 +19,12 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from powertrain.models.kernels.fused import triton_kernels as kernels  # noqa: E402
+from powertrain.techniques.fused_blocks import WIDEST_ROW  # noqa: E402
 
 NVIDIA, AMD = (75, 80, 89, 90, 100, 120), {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}        # AMD: threads of a wave
 TARGETS = {**{f"sm_{cap}": GPUTarget("cuda", cap, 32) for cap in NVIDIA},
            **{name: GPUTarget("hip", name, threads) for name, threads in AMD.items()}}
-WIDTHS = (768, 2048, 4096, 8192)             # blocks of 1,024 to 8,192; 8,192 is the width of Llama 70B and Qwen2 72B
+WIDTHS = (768, 2048, 4096, WIDEST_ROW)       # blocks of 1,024 to 8,192; the widest is that of Llama 70B and Qwen2 72B
 NUMBERS = {"width", "heads", "half", "rest", "token_stride", "head_stride", "table_stride"}
 FP32 = {"_normalise_rows": {"x", "weight", "joined", "rates"}, "_normalise_rows_back": {"rates", "weight", "dx", "out"},
         "_swiglu_rows": set(), "_swiglu_rows_back": set(), "_turn_heads": {"cosines", "sines"}}

@@ -7,18 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from powertrain.models.config import FAMILIES
+from powertrain.facts.model import model_facts
+from powertrain.models.config import FAMILIES, make_config
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts
 from powertrain.records.plan import PinRefused, Why
-from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.fused_blocks import WIDEST_ROW, FusedBlocks
 
 CASES = Path(__file__).with_name("triton_cases.py")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None,
@@ -72,6 +73,17 @@ def test_a_pin_on_triton_is_refused_without_triton(facts: Facts) -> None:
     with pytest.raises(PinRefused, match="triton: not installed") as raised:
         make_plan(gpu, PINNED, 100)
     assert (raised.value.refusal.why, raised.value.refusal.part) == (Why.PART_MISSING, "triton")
+
+
+def test_a_pin_on_triton_is_refused_for_rows_that_would_spill(gpu_facts: Callable[..., Facts]) -> None:
+    """Llama 3.1 405B has rows of 16,384; test_triton_compiled.py compiles the widest that are taken."""
+    def facts_of(width: int) -> Facts:
+        config = make_config("llama", vocabulary=50, layers=1, width=width, heads=8, context=16)[0]
+        return replace(gpu_facts(), model=model_facts(config))
+
+    assert FusedBlocks("triton") in [step.technique for step in make_plan(facts_of(WIDEST_ROW), PINNED, 100).steps]
+    with pytest.raises(PinRefused, match="16,384 numbers in registers, where at most 8,192 fit"):
+        make_plan(facts_of(2 * WIDEST_ROW), PINNED, 100)
 
 
 def test_there_are_no_other_kernels() -> None:

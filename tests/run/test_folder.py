@@ -13,7 +13,7 @@ import pytest
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
-from powertrain.run.folder import RunFolder, continued, create, list_runs, stored_recipe, write_recipe
+from powertrain.run.folder import RunFolder, continued, create, list_runs, stored_recipe, write_beginning
 
 
 def test_runs_of_the_same_minute_are_listed_in_the_order_in_which_they_began(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_runs_recipe_is_read_back_with_its_origins(tmp_path: Path) -> None:
                               'sample.prompt="a  # b: c"', "adam_epsilon=1e-8"])
     resolved = resolved.with_planned({"model.heads": (6, "a head of 64")})
     folder = RunFolder(tmp_path)
-    write_recipe(folder, resolved)
+    write_beginning(folder, {}, {}, resolved)
     expected = {
         "model.layers": (3, COMMAND_LINE), "data.source": ("stdlib", Origin("recipe", "default")), "seed": (42, DEFAULT),
         "techniques.bf16": ("off", COMMAND_LINE), "techniques.micro_batch": ({"examples": 2}, COMMAND_LINE),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +13,18 @@ import psutil
 import pytest
 import torch
 
+from powertrain.cost.fitting import total_bytes
 from powertrain.models import model as models
 from powertrain.models.bridge import model as bridge
-from powertrain.models.kernels import losses
+from powertrain.models.kernels import attention, losses
 from powertrain.models.model import sent
-from powertrain.planner import ask_anew
+from powertrain.planner import ask_anew, make_plan, workload_of
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, NotApplied, Proposal, Refusal
 from powertrain.run.prepare import draws_taken_back
+from powertrain.shapes import fused_attention, gpu_attention
 from powertrain.techniques.allocator import CUDA_SETTING, Allocator
+from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.training.memory import peak_memory_bytes
 from powertrain.training.objectives import embedding_noise
@@ -65,6 +69,14 @@ def test_expandable_segments_are_for_drivers_that_bear_them(
     assert isinstance(ask_anew(Allocator.name, gpu_facts(basis="published"), Recipe()), Proposal)
 
 
+def test_a_torch_that_does_not_tell_its_allocators_settings_gets_none(gpu_facts: Callable[..., Facts]) -> None:
+    facts = gpu_facts()
+    old = replace(facts, software=replace(facts.software, versions={**facts.software.versions, "torch": "2.11.0+cu130"}))
+    assert "torch 2.11.0+cu130 does not tell" in ask_anew(Allocator.name, old, Recipe()).because
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_accelerator_getAllocatorSettings"),
+                    reason="this torch does not tell its allocator's settings: the technique is refused")
 def test_expandable_segments_are_read_back_from_the_allocator(make_setup: MakeSetup, recwarn: pytest.WarningsRecorder) -> None:
     before = torch._C._accelerator_getAllocatorSettings()
     setup = Allocator("cuda").apply(make_setup())
@@ -115,3 +127,81 @@ def test_windows_has_no_module_resource(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=123)))
     assert peak_memory_bytes(torch.device("cpu")) == 123
+
+
+@pytest.mark.parametrize(("device", "capability", "architecture", "nbytes", "masked", "kernel"), [
+    ("cuda", (9, 0), "", 2, False, "flash"), ("cuda", (8, 0), "", 2, True, "efficient"),
+    ("cuda", (8, 0), "", 4, False, "efficient"),
+    ("cuda", (7, 5), "", 2, False, "efficient"), ("cuda", None, "gfx942", 2, False, "flash"),
+    ("cuda", None, "gfx1030", 2, False, "math"), ("mps", None, "", 2, False, "math")])
+def test_the_kernel_that_torch_takes_for_attention(device: str, capability: tuple[int, int] | None, architecture: str,
+                                                   nbytes: int, masked: bool, kernel: str) -> None:
+    fused = fused_attention(device, capability, architecture)
+    assert gpu_attention(fused, nbytes, 64, masked=masked) == kernel
+    assert gpu_attention(fused, nbytes, 65, masked=True) == "math"
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@pytest.mark.parametrize("window", [None, 3])
+def test_keys_and_values_are_repeated_where_the_kernel_needs_as_many_heads(
+        kernel: str, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **words: Any) -> torch.Tensor:
+        asked.append((k.shape[1], words["enable_gqa"]))
+        return plain(q, k, v, **words)
+
+    monkeypatch.setattr(attention, "kernel_of_torch", lambda *given, masked: kernel)
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", watched)
+    q, k, v = (torch.randn(11, heads, 8) for heads in (4, 2, 2))
+    words: Any = {"layer": 0, "dropout": 0.0, "window": window, "scale": 0.35}
+    found = attention.sdpa_attention(q, k, v, (5, 6), **words)
+    assert asked == [(4, False) if kernel == "efficient" else (2, True)] * 2
+    torch.testing.assert_close(found, attention.math_attention(q, k, v, (5, 6), **words))
+
+
+def test_attention_that_falls_back_on_a_gpu_is_not_in_force(make_setup: MakeSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = SimpleNamespace(config=SimpleNamespace(head_width=64, window=None),
+                                  parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
+    technique = AttentionKernel("sdpa")
+    setup = replace(technique.apply(make_setup()), model=config)
+    monkeypatch.setattr(attention, "torch_falls_back", lambda *given, masked: False)
+    technique.confirm(setup)
+    monkeypatch.setattr(attention, "torch_falls_back", lambda *given, masked: True)
+    with pytest.raises(NotApplied, match="store the attention weights of all pairs"):
+        technique.confirm(setup)
+
+
+@pytest.mark.parametrize(("masked", "expected", "fused", "falls"), [
+    (False, "flash", False, True), (True, "efficient", False, True), (False, "efficient", True, False),
+    (False, "math", False, False)])
+def test_torch_is_asked_which_kernel_a_training_pass_gets(masked: bool, expected: str, fused: bool, falls: bool,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    def can_use(asked: Any) -> bool:
+        assert asked.query.requires_grad
+        assert (asked.attn_mask is not None) == masked
+        return fused
+
+    monkeypatch.setattr(attention, "kernel_of_torch", lambda *given, masked: expected)
+    for kernel in ("flash", "efficient", "cudnn"):
+        monkeypatch.setattr(attention.cuda, f"can_use_{kernel}_attention", can_use)
+    assert attention.torch_falls_back(torch.device("cpu"), torch.float16, 64, masked=masked) is falls
+
+
+@pytest.mark.parametrize(("changes", "words", "stored"), [
+    ({"compute_capability": (7, 5)}, "memory-efficient kernel runs", False),
+    ({"device": "mps", "compute_capability": None}, "all pairs of tokens are stored", True),
+    ({"compute_capability": None, "architecture": "gfx1030"}, "all pairs of tokens are stored", True)])
+def test_the_plan_says_which_attention_runs_and_counts_its_memory(gpu_facts: Callable[..., Facts], changes: dict[str, Any],
+                                                                  words: str, stored: bool) -> None:
+    facts = gpu_facts(**changes)
+    plan = make_plan(facts, Recipe(), 10)
+    kernel = next(step for step in plan.steps if step.technique.name == AttentionKernel.name)
+    assert words in kernel.because
+    here = workload_of(facts, plan)
+    assert here.attention_saves_scores is stored
+    grouped, half = replace(facts.model, kv_heads=1), replace(here, dtype="bf16")
+    # flash repeats the gradients of keys and values in the backward pass; the efficient kernel gets them repeated
+    nbytes, by_flash = (total_bytes(grouped, each) for each in (half, replace(half, fused_attention=("flash",))))
+    assert nbytes > by_flash if stored else nbytes != by_flash

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kinds_of_runs import ragged_facts
 
+from powertrain import planner
 from powertrain.cost.fitting import (
     Link,
     added_s,
@@ -43,12 +44,23 @@ def large(facts: Facts) -> Facts:
                    hardware=replace(found.hardware, device="cpu"), software=replace(found.software, missing={}))
 
 
-def with_room(facts: Facts, share: float, device: str = "cpu") -> Facts:
+def with_room(facts: Facts, share: float, device: str = "cpu", recipe: Recipe = PINNED) -> Facts:
     """Free memory for that share of what one example at a time needs where all is kept."""
-    needed = sum(peak_memory(facts.model, workload(facts, device)).values())
+    facts = on(facts, device)
+    needed = sum(peak_memory(facts.model, as_asked(facts, recipe)).values())
+    return replace(facts, hardware=replace(facts.hardware, free_memory_bytes=int(share * needed / 0.8)))
+
+
+def on(facts: Facts, device: str) -> Facts:
+    """Put the run on another device, with memory for anything."""
     capability = (9, 0) if device == "cuda" else None
-    return replace(facts, hardware=replace(facts.hardware, device=device, free_memory_bytes=int(share * needed / 0.8),
+    return replace(facts, hardware=replace(facts.hardware, device=device, free_memory_bytes=1 << 40,
                                            compute_capability=capability))
+
+
+def as_asked(facts: Facts, recipe: Recipe) -> Workload:
+    """Return the step that saved_activations is asked about."""
+    return planner._before(SavedActivations.name, facts, recipe).one_example()
 
 
 def workload(facts: Facts, device: str = "cpu") -> Workload:
@@ -144,11 +156,11 @@ def test_a_host_that_is_short_of_memory_takes_nothing(large: Facts) -> None:
 
 
 def test_the_plan_says_how_much_hides_and_what_the_wait_costs(large: Facts) -> None:
-    plain = workload(large, "cuda")
-    all_out = sum(peak_memory(large.model, replace(plain, saved=EVERYTHING_OUT, saved_blocks=12)).values())
-    tight = with_room(large, 1.001 * all_out / sum(peak_memory(large.model, plain).values()), "cuda")
-    link = linked(1000)                                      # hides 10,519,552 of 1000 x 11,648: 90 %
     asked = Recipe.model_validate({"max_steps": 1000, "techniques": {"fused_blocks": "on", "bf16": "on"}})
+    plain = as_asked(on(large, "cuda"), asked)
+    all_out = sum(peak_memory(large.model, replace(plain, saved=EVERYTHING_OUT, saved_blocks=12)).values())
+    tight = with_room(large, 1.001 * all_out / sum(peak_memory(large.model, plain).values()), "cuda", asked)
+    link = linked(1000)                                      # hides 10,519,552 of 1000 x 11,648: 90 %
     found = ask_anew(SavedActivations.name, replace(tight, hardware=replace(
         tight.hardware, peak_flops_per_s={"bf16": link.flops_per_s}, host_link_bytes_per_s=link.bytes_per_s,
         host_free_memory_bytes=8 << 30)), asked)
@@ -164,8 +176,8 @@ def test_the_plan_s_arithmetic_is_told_of_the_blocks(large: Facts) -> None:
 
 
 def test_the_plan_says_what_hides_and_why_nothing_goes_to_a_host_it_does_not_know(large: Facts) -> None:
-    tight = with_room(large, 0.9, "cuda")
     asked = Recipe.model_validate({"max_steps": 1000, "techniques": {"fused_blocks": "on", "bf16": "on"}})
+    tight = with_room(large, 0.9, "cuda", asked)
 
     def with_link(**known: Any) -> Facts:
         hardware = replace(tight.hardware, **({"peak_flops_per_s": {"bf16": 1e13}, "host_link_bytes_per_s": 2e10,

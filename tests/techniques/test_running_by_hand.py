@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
+from powertrain.facts.software import read_software
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.fused.compiled import tokens_to_divide
 from powertrain.planner import ask_anew, make_plan
@@ -121,6 +124,33 @@ def test_it_is_compiled_for_enough_tokens_to_be_divided_among_the_threads() -> N
 @pytest.mark.parametrize("missing", ["c++ compiler", "python headers"])
 def test_without_a_compiler_it_says_what_is_missing(slow: Facts, missing: str) -> None:
     assert missing in refusal(replace(slow, software=replace(slow.software, missing={missing: "not installed"}))).because
+
+
+@pytest.mark.parametrize(("kind", "compiling"), [("blocks", {"torch_compile"}), ("conversation", {"fused_blocks", "triton"})])
+def test_on_a_gpu_without_a_c_compiler_nothing_is_compiled_and_the_plan_says_why(
+        slow: Facts, kind: str, compiling: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware = replace(slow.hardware, device="cuda", compute_capability=(9, 0))
+    there = replace(slow, hardware=hardware, data=replace(slow.data, kind=kind))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in ("torch", "triton") or None)
+    monkeypatch.delenv("CC", raising=False)
+
+    def answers(command: str | None) -> dict[str, Refusal | Proposal]:
+        monkeypatch.setattr(shutil, "which", lambda name: command if name == "gcc" else None)
+        facts = replace(there, software=read_software(hardware))
+        assert make_plan(facts, LONG, 100_000).steps
+        written = Recipe.model_validate({"max_steps": 100_000, "techniques": {"fused_blocks": {"kernels": "triton"}}})
+        return {"torch_compile": ask_anew("torch_compile", facts, LONG), "fused_blocks": ask_anew("fused_blocks", facts, LONG),
+                "triton": ask_anew("fused_blocks", facts, written)}
+
+    def missing(answers: dict[str, Refusal | Proposal]) -> dict[str, str]:
+        return {name: answer.because for name, answer in answers.items()
+                if isinstance(answer, Refusal) and answer.why is Why.PART_MISSING}
+
+    assert not missing(answers("/usr/bin/gcc"))
+    found = missing(answers(None))
+    assert set(found) == compiling
+    assert all(because.endswith("there is no gcc or clang on the PATH (apt install build-essential)")
+               for because in found.values())
 
 
 def in_force(setup: Setup, *others: Any) -> Setup:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from powertrain.cost.fitting import PLANNED_SHARE, ROOM, fitting_tokens, longest_example, memory_of_examples
+from powertrain.cost.workload import Workload
 from powertrain.models.kernels.losses import token_loss
 from powertrain.planner import ask_anew
 from powertrain.recipe import Recipe
@@ -17,6 +19,7 @@ from powertrain.records import IGNORE, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.base import PlannedRun
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.fp16 import Fp16
@@ -278,7 +281,7 @@ def test_micro_batches_divide_the_batch_evenly_where_they_can(facts: Facts) -> N
 
 
 def test_micro_batches_shrink_with_the_memory(facts: Facts) -> None:
-    small = replace(facts, hardware=replace(facts.hardware, device="cpu", free_memory_bytes=40 << 20),
+    small = replace(facts, hardware=replace(facts.hardware, device="cpu", free_memory_bytes=24 << 20),
                     data=replace(facts.data, train_batch_size=64, block=256))
     answer = ask_anew(MicroBatch.name, small, RECIPE)
     assert isinstance(answer, Proposal)
@@ -408,3 +411,22 @@ def test_every_study_that_a_technique_names_is_stored() -> None:
              for study in re.findall(r"20\d\d-\d\d-\d\d_[\w-]+", file.read_text(encoding="utf-8"))}
     assert named
     assert not [study for study in named if not (root / "studies" / study / "evidence.json").is_file()]
+
+
+def test_memory_is_asked_of_the_step_as_it_is_decided(facts: Facts) -> None:
+    plain = Workload(64, 256, micro_batch=64, device="cuda")
+    decided = replace(plain, dtype="bf16", kernel="sdpa", attention_saves_scores=False, packed_tokens=512, lengths={"max": 900})
+    one = PlannedRun.of(facts, RECIPE, decided).one_example()
+    assert (one.dtype, one.kernel, one.device) == ("bf16", "sdpa", "cuda")
+    assert (one.micro_batch, one.packed_tokens, one.longest) == (1, None, longest_example(facts.data))
+    hardware = replace(facts.hardware, free_memory_bytes=1 << 30)
+    tokens, of_plain = (fitting_tokens(facts.model, each, hardware, 1024) for each in (decided, plain))
+    assert tokens > of_plain > 0
+
+
+def test_a_pass_may_use_more_memory_where_one_example_takes_half_of_it(facts: Facts) -> None:
+    step = Workload(64, 4, micro_batch=64)
+    first_bytes, example_bytes = memory_of_examples(facts.model, step, 4)
+    hardware = replace(facts.hardware, free_memory_bytes=int((first_bytes + 4.5 * example_bytes) / PLANNED_SHARE))
+    assert ROOM * hardware.free_memory_bytes < first_bytes
+    assert fitting_tokens(facts.model, step, hardware, 4) == 4 * 4

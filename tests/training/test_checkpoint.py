@@ -3,8 +3,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from powertrain.records import RunFailed, WrongUse
 from powertrain.training.checkpoint import (
     FILES,
     MANIFEST,
+    WRITER,
+    Save,
     clear_leftovers,
     keep_only,
     load_checkpoint,
@@ -24,6 +28,7 @@ from powertrain.training.checkpoint import (
 from powertrain.training.loop import State, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
+from powertrain.training.stored import as_safetensors, write_file
 
 MakeSetup = Callable[..., Setup]
 
@@ -202,3 +207,72 @@ def test_saving_does_not_change_what_is_trained(make_setup: MakeSetup, tmp_path:
                 save_checkpoint(folder, state)
         results.append(bytes_of(state))
     assert results[0] == results[1]
+
+
+def test_the_files_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
+    tensors = {"b": torch.randn(3, 5), "a\u00e9": torch.randn(700, 900).bfloat16(), "step": torch.tensor(3.0),
+               "none": torch.zeros(0, 4), "wide": torch.arange(7, dtype=torch.int64), "half": torch.randn(3).half(),
+               "bytes": torch.arange(9, dtype=torch.uint8)}
+    for metadata in (None, {"places": '{"b": ["x", 0, 3]}'}):
+        save_file(tensors, tmp_path / "theirs", metadata)
+        entry = write_file(tmp_path / "ours", as_safetensors(tensors, metadata))
+        content = (tmp_path / "theirs").read_bytes()
+        assert (tmp_path / "ours").read_bytes() == content
+        assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+@pytest.fixture
+def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The files of a checkpoint are written when this event is set."""
+    event = threading.Event()
+
+    def write_later(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        assert event.wait(60)
+        return write_file(path, parts)
+
+    monkeypatch.setattr("powertrain.training.checkpoint.write_file", write_later)
+    return event
+
+
+def test_what_changes_while_a_checkpoint_is_written_beside_is_not_in_it(
+        make_setup: MakeSetup, state: State, tmp_path: Path, held_back: threading.Event) -> None:
+    before, counters = bytes_of(state), (state.step, state.trained_tokens)
+    save = Save(tmp_path, state)
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            for tensor in (parameter, *state.optimizer.state[parameter].values()):
+                tensor.fill_(7.0)
+    state.step, state.trained_tokens = 9, 0
+    assert not save.is_written()
+    held_back.set()
+    load_checkpoint(save.finish(), other := new_state(make_setup(), 0.1))
+    assert bytes_of(other) == before
+    assert (other.step, other.trained_tokens) == counters
+
+
+def test_a_write_beside_the_training_that_fails_is_raised_and_leaves_nothing(
+        state: State, tmp_path: Path, held_back: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_back.set()
+    older, = publish(tmp_path, state, 3)
+    held_back.clear()
+    state.step = 4
+    save = Save(tmp_path, state)
+    shutil.rmtree(next(tmp_path.glob(".tmp-*")))         # as a disk that is taken away
+    held_back.set()
+    with pytest.raises(FileNotFoundError):
+        save.finish()
+    assert list(tmp_path.iterdir()) == [older]
+    monkeypatch.setattr("powertrain.training.checkpoint.write_file", lambda path, parts: 1 / 0)
+    save = Save(tmp_path, state)
+    with pytest.raises(ZeroDivisionError):               # no error of the thread is swallowed
+        save.finish()
+    assert list(tmp_path.iterdir()) == [older]
+
+
+def test_a_checkpoint_written_beside_is_published_without_any_further_call(state: State, tmp_path: Path) -> None:
+    save = Save(tmp_path, state)
+    for thread in (one for one in threading.enumerate() if one.name == WRITER):
+        thread.join(60)
+    assert newest_checkpoint(tmp_path) == (save.path, [])
+    assert save.is_written()
+    assert save.finish() == save.path

@@ -28,6 +28,9 @@ from powertrain.records.events import (
     OutOfMemory,
     Resume,
     RunWarning,
+    SavedAtOnce,
+    SaveInterval,
+    SaveWaits,
     Start,
     Step,
     TimingSteps,
@@ -146,8 +149,17 @@ def test_a_line_of_version_1_is_an_event_of_today(line: dict[str, Any], event: E
      "planned"),
     (CheckpointRejected(name="step-000008", why="it is damaged"), "the checkpoint step-000008 was not used: it is damaged"),
     (LittleDisk(free_bytes=5 * MIB, needed_bytes=40 * MIB, checkpoints=2),
-     "the disk has 5 MiB free, but 2 kept checkpoints, the best one and a new one take 40 MiB. Free some space, or use "
-     "save_total_limit=1"),
+     "the disk has 5 MiB free, but 2 kept checkpoints, the best one, a new one and the final model take 40 MiB. Free some "
+     "space, or use save_total_limit=1"),
+    (SaveWaits(step=8, free_bytes=300, needed_bytes=90 << 10, frees={"runs/old/checkpoints": 3 << 30, "cache": 5 * MIB}),
+     "the checkpoint of step 8 waits for disk space: 300 bytes are free, and it takes 90 KiB. Training goes on, and saves as "
+     "soon as there is room. What might be deleted: runs/old/checkpoints (3 GiB), cache (5 MiB)"),
+    (SavedAtOnce(step=8, free_bytes=5 * MIB, needed_bytes=9 << 30),
+     "checkpoints are written while the training waits: a copy of what they hold takes 9 GiB of memory, and 5 MiB are free "
+     "beside what a step takes"),
+    (SaveInterval(step=60, steps=500, step_s=1.2, saving_s=0.25, save_every_s=600),
+     "save_steps=auto saves every 500 steps: the training waited 0.25 s for the first checkpoint, and about 600 s of training "
+     "lie between two"),
     (EventsWaiting(why="No space left on device"),
      "events.jsonl cannot be written (No space left on device). Training goes on; the events are kept in memory until the file "
      "can be written"),
@@ -155,6 +167,17 @@ def test_a_line_of_version_1_is_an_event_of_today(line: dict[str, Any], event: E
 ], ids=lambda value: type(value).__name__ if isinstance(value, Event) else "")
 def test_sentences_are_made_from_the_fields(event: RunWarning | Note, sentence: str) -> None:
     assert event.sentence == sentence
+
+
+@pytest.mark.parametrize(("code", "cure"), [
+    ("ENOSPC", "Free some disk space: 5 MiB are left, a checkpoint takes 72 KiB"), ("EDQUOT", "quota"), ("EFBIG", "ulimit -f"),
+    ("EIO", "dmesg"), ("EROFS", "read-only"), ("EACCES", "chmod"), ("EPERM", "chmod"), ("ENOENT", "writable again")])
+def test_each_error_of_the_disk_has_a_cure_of_its_own(code: str, cure: str) -> None:
+    full = {"free_bytes": 5 * MIB, "needed_bytes": 72 << 10} if code in ("ENOSPC", "EDQUOT", "EFBIG") else {}
+    failed = CheckpointFailed(step=8, why="as the system says it", code=code, folder="run/checkpoints", **full)
+    assert cure in failed.cure
+    assert failed.cure in failed.sentence
+    assert not full or "a checkpoint takes 72 KiB" in failed.cure
 
 
 @pytest.mark.parametrize(("error", "fields", "says"), [

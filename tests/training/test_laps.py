@@ -47,6 +47,30 @@ def test_the_laps_follow_each_other_without_a_gap() -> None:
     assert sum(laps.parts().values()) == pytest.approx(laps._marks[-1][1] - first)
 
 
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_laps_of_a_device_that_works_behind_the_host_are_between_its_own_events(
+        device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((1000.0, 1002.0, 1005.0))
+
+    class Event:
+        """Stands in for torch.cuda.Event and torch.mps.Event, in milliseconds."""
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = next(clock)
+
+        def elapsed_time(self, later: Event) -> float:
+            return later.at - self.at
+
+    monkeypatch.setattr(getattr(torch, device), "Event", Event)
+    laps = Laps(torch.device(device))
+    laps.lap("forward")
+    laps.lap("backward")
+    assert (laps.parts()["forward"], laps.parts()["backward"]) == (0.002, 0.003)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="events of a GPU's stream need a GPU")
 def test_on_a_gpu_laps_are_the_devices_time() -> None:
     device = torch.device("cuda")

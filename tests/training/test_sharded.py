@@ -39,7 +39,7 @@ from powertrain.techniques import (
     sharding,
 )
 from powertrain.training import checkpoint
-from powertrain.training.checkpoint import MANIFEST, load_checkpoint, newest_checkpoint, save_checkpoint, what_is_wrong
+from powertrain.training.checkpoint import MANIFEST, Save, load_checkpoint, newest_checkpoint, save_checkpoint, what_is_wrong
 from powertrain.training.loop import State, evaluate, measured_step_bytes, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.ranks import ALONE, Ranks, joined
@@ -198,7 +198,8 @@ def memory_of(model: Callable[[], Decoder], stage: int, replicas: int) -> dict[s
     setup = Case(model, stage, replicas).setup(joined())
     state = new_state(setup, 0.1)
     with pytest.MonkeyPatch.context() as patch:
-        for exchange in ("all_gather_single", "reduce_scatter_single"):
+        for exchange in ("all_gather_single", "reduce_scatter_single") if hasattr(torch.distributed, "all_gather_single") else \
+                ("all_gather_into_tensor", "reduce_scatter_tensor"):         # as torch 2.11 calls them
             patch.setattr(torch.distributed, exchange, settled(getattr(torch.distributed, exchange)))
         fullest = measured_step_bytes(setup, state)
     moments = [value for found in state.optimizer.state.values() for name, value in found.items() if name != "step"]
@@ -221,16 +222,24 @@ def whole_state(state: State) -> dict[str, Tensor]:
 
 
 def saved(name: str, folder: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Take steps and save after each; return the state of the checkpoint that is resumed, and the losses of the steps after."""
+    """Take steps and save after each; return the state of the checkpoint that is resumed, and the losses of the steps after.
+
+    A checkpoint is written beside the next step.
+    """
     setup = SAVED[name].setup(ranks)
     state = new_state(setup, 0.1)
     found: dict[str, Any] = {"losses": []}
+    save: Save | None = None
     for result in train(setup, state, Schedule("constant", RATE, SAVED_AT + GOES_ON), 1.0):
+        if save is not None:
+            save.finish()
         if result.step == SAVED_AT:
             found |= whole_state(state)
         if result.step > SAVED_AT:
             found["losses"].append(float(result.loss))
-        save_checkpoint(folder / (name if result.step <= SAVED_AT else f"{name}, later"), state, setup.ranks)
+        save = Save(folder / (name if result.step <= SAVED_AT else f"{name}, later"), state, setup.ranks)
+    assert save is not None
+    save.finish()
     return found
 
 
@@ -260,9 +269,9 @@ def full_disk(rank: int, folder: Path) -> list[Any]:
     said = None
     with pytest.MonkeyPatch.context() as patch:
         if rank == 2:
-            patch.setattr(checkpoint, "save_tensors", Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
+            patch.setattr(checkpoint, "write_file", Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
         try:
-            save_checkpoint(folder, state, setup.ranks)
+            Save(folder, state, setup.ranks).finish()
         except OSError as error:
             said = error.errno
     setup.ranks.barrier()

@@ -25,7 +25,7 @@ from powertrain.audit.expressions import Expressions, Scope, is_known, plain
 from powertrain.audit.script import parse, read_text
 from powertrain.audit.subject import Framework, Setting, Subject
 from powertrain.recipe import spellings
-from powertrain.recipe.resolve import Yaml
+from powertrain.recipe.plain_yaml import LONGEST_NUMBER, Yaml
 from powertrain.recipe.schema import known_keys
 from powertrain.recipe.vocabulary import find, keys_of
 from powertrain.records import WrongUse
@@ -137,8 +137,8 @@ def printable(text: str) -> str:
 
 
 def _scalar(node: yaml.Node, loader: Yaml) -> Any:
-    """Return a number, boolean, None or text; a date or a foreign tag stays text."""
-    if str(node.tag).rpartition(":")[2] in ("null", "bool", "int", "float"):
+    """Return a number, boolean, None or text; a date, a foreign tag and a number too long for one stay text."""
+    if str(node.tag).rpartition(":")[2] in ("null", "bool", "int", "float") and len(node.value) <= LONGEST_NUMBER:
         with suppress(ValueError, LookupError, yaml.YAMLError):      # `!!int word`
             return loader.construct_object(node)
     return printable(str(node.value))

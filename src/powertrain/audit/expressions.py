@@ -7,31 +7,17 @@ which says why nothing is known. Unread is contagious: nothing is guessed.
 from __future__ import annotations
 
 import ast
-import operator
-import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from powertrain.audit.arithmetic import FUNCTIONS, MOST, TEXT_METHODS, WRONG, apply_operator
 from powertrain.audit.script import Script, Setting
 from powertrain.records.findings import Place
 
-OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv, "FloorDiv": operator.floordiv,
-    "Mod": operator.mod, "Pow": operator.pow, "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le,
-    "Gt": operator.gt, "GtE": operator.ge, "Is": operator.is_, "IsNot": operator.is_not,
-    "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b}
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "int": int, "float": float, "str": str, "bool": bool, "len": len, "min": min, "max": max, "abs": abs, "round": round,
-    "sum": sum, "list": list, "tuple": tuple, "sorted": sorted,
-    "os.path.join": posixpath.join, "os.path.basename": posixpath.basename, "os.path.dirname": posixpath.dirname,
-    "pathlib.Path": lambda *parts: posixpath.join(*parts) if parts else "."}
-TEXT_METHODS = frozenset({"lower", "upper", "strip", "lstrip", "rstrip", "split", "replace", "startswith", "endswith", "format",
-                          "join", "removesuffix", "removeprefix", "title", "capitalize"})
-MOST = 10_000                                # of a number's bits or a text's characters: a script may say 10 ** 10 ** 10
 FOLLOWED = ("vars", "dict", "getattr", "open")           # functions of Python's own that known_calls.py answers
-WRONG = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)   # the script's own mistake, or our ignorance
+MOST_EVALUATED = 200_000                     # expressions: a function may call another one twice, and that one too
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +119,22 @@ LIBRARIES = frozenset({"torch", "transformers", "trl", "peft", "accelerate", "bi
 
 
 def is_known(value: Any) -> bool:
-    """Return whether a value is fully known: a plain Python value with all its parts, or a name of a known library."""
+    """Return whether a value is fully known: a plain Python value with all its parts, or a name of a known library.
+
+    A value of more than MOST parts, each counted as often as it is in it, is not: a list may hold another one twice.
+    """
+    return _is_known(value, iter(range(MOST)))
+
+
+def _is_known(value: Any, parts: Iterator[int]) -> bool:
+    if next(parts, None) is None:
+        return False
     if isinstance(value, Reference):
         return value.name.partition(".")[0] in LIBRARIES
     if isinstance(value, (list, tuple)):
-        return all(is_known(item) for item in value)
+        return all(_is_known(item, parts) for item in value)
     if isinstance(value, Table):
-        return not value.open and all(is_known(entry.value) for entry in value.entries.values())
+        return not value.open and all(_is_known(entry.value, parts) for entry in value.entries.values())
     return value is None or isinstance(value, (bool, int, float, str, bytes))
 
 
@@ -192,6 +187,7 @@ class Expressions:
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        self._left = MOST_EVALUATED
 
     def call(self, called: Any, owner: Any, node: ast.Call, arguments: Arguments) -> Any:
         """Return what a call gives: not known, unless a subclass follows calls. `owner`: whose method is called."""
@@ -202,17 +198,20 @@ class Expressions:
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
         reader = getattr(self, f"_{type(node).__name__.lower()}", None)
-        return self.unread(node) if reader is None else reader(node, scope)
+        self._left -= 1
+        return self.unread(node) if reader is None or self._left < 0 else reader(node, scope)
 
     def attempt(self, node: ast.AST, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
         """Return what a function of Python's own gives for values that are known; else, and where it raises, Unread."""
         with suppress(*WRONG):
             if all(map(is_known, [*values, *named.values()])):
-                return function(*values, **named)
+                found = function(*values, **named)       # of texts up to MOST: no more than its square
+                return self.unread(node) if isinstance(found, (str, list, tuple)) and len(found) > MOST else found
         return self.unread(node)
 
     def _constant(self, node: ast.Constant, scope: Scope) -> Any:
-        return node.value
+        large = isinstance(node.value, int) and node.value.bit_length() > MOST       # Python refuses to write its digits
+        return self.unread(node) if large else node.value
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
         found = scope.find(node.id)
@@ -240,6 +239,8 @@ class Expressions:
                 items += inner
             else:
                 items.append(self.value(item, scope))
+            if len(items) > MOST:
+                return self.unread(node)
         return tuple(items) if isinstance(node, ast.Tuple) else items
 
     _tuple = _set = _list
@@ -274,7 +275,8 @@ class Expressions:
             if not is_known(value) or (isinstance(part, ast.FormattedValue) and part.format_spec is not None):
                 return self.unread(node)
             parts.append(str(plain(value)))
-        return "".join(parts)
+        joined = "".join(parts)
+        return joined if len(joined) <= MOST else self.unread(node)
 
     def _lambda(self, node: ast.Lambda, scope: Scope) -> Any:
         return FunctionValue(node, scope)
@@ -379,16 +381,6 @@ class Expressions:
             wide = method.attr == "format" and ":" in owner          # a width may ask for any amount of memory
             return self.unread(node) if wide else self.attempt(node, getattr(owner, method.attr), *positional)
         return self.call(called, owner, node, Arguments(positional, named, opened))
-
-
-def apply_operator(name: str, a: Any, b: Any) -> Any:
-    """Apply an operator. Raises what Python raises, and OverflowError where the result would be needlessly large."""
-    large = name in ("Pow", "Mult") and any(isinstance(value, (int, float)) and abs(value) > MOST ** 4 for value in (a, b))
-    length = len(a) if isinstance(a, Sequence) else len(b) if isinstance(b, Sequence) else 0
-    times = next((value for value in (a, b) if isinstance(value, int)), 1) if name == "Mult" else 2
-    if large or (name == "Pow" and isinstance(b, (int, float)) and abs(b) > 64) or length * times > MOST:
-        raise OverflowError
-    return OPERATORS[name](a, b)
 
 
 def truth(value: Any) -> bool | None:

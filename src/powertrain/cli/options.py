@@ -19,8 +19,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line
 Processes = Annotated[int, typer.Option(min=1, help="Number of processes of this machine that share the run, at most one for "
                                                     "each GPU, or for each core where there is no GPU.")]
 Gpus = Annotated[int | None, typer.Option(min=1, show_default=False, help="As --processes, with a GPU for each process.")]
-Machine = Annotated[str | None, typer.Option(metavar="NODESxDEVICESxKIND", help="Plan for a machine that is not here, such as "
-                                             "8xh100 or 64x8xh100, from published figures.")]
+Machine = Annotated[str | None, typer.Option(metavar="NODESxDEVICESxKIND", help="A machine that is not here: 8xh100 or "
+                                             "rtx-4090, from published figures, or the file that `powertrain facts --output` "
+                                             "wrote there.")]
 Model = Annotated[str, typer.Argument(show_default=False, help="Folder of a run, a model or an adapter, or a hub id.")]
 Base = Annotated[str | None, typer.Option(help="For an adapter: the folder or hub id of its base model.")]
 Provider = Annotated[str | None, typer.Option(help="Library that computes the model: native or transformers (default: native "
@@ -29,7 +30,7 @@ Temperature = Annotated[float, typer.Option(min=0.0, help="Randomness of the tex
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the K most likely tokens only.")]
 TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Draw from the most likely tokens, up to this total "
                                                                   "probability.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the random draws; the same seed gives the same text.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random draws; the same seed gives the same text.")]
 System = Annotated[str | None, typer.Option(help="System text of the conversation.")]
 Budget = Annotated[str, typer.Option(help="Time to spend, such as 90s, 10m or 1h.")]
 StudyName = Annotated[str | None, typer.Option("--study", help="Name of the folder in studies/ (default: DATE_COMMAND).")]
@@ -50,7 +51,7 @@ def say(text: str) -> None:
 
 def budget_s(text: str) -> float:
     """Return the seconds of "90s", "10m" or "1h"; a bare number is seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|m|h|)", text.strip())
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) *(s|m|h|)", text.strip())
     if not found or not float(found[1]):
-        raise WrongUse(f"--budget={text} is not a time; use for example 90s, 10m or 1h")
+        raise WrongUse(f"--budget={text[:40]} is not a time; use for example 90s, 10m or 1h")
     return float(found[1]) * UNITS[found[2]]

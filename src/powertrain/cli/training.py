@@ -19,7 +19,7 @@ from powertrain.cli.options import Gpus, Json, Machine, Processes, Words, cache_
 from powertrain.cli.watching import Watcher, print_result
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.records.event_log import read_events
-from powertrain.records.json_files import read_json
+from powertrain.records.json_files import read_json, write_json
 from powertrain.report import plan as plan_report
 
 if TYPE_CHECKING:
@@ -166,7 +166,9 @@ def plan(words: Words = None, processes: Processes = 1, gpus: Gpus = None, machi
 
 
 def facts(words: Words = None, as_json: Json = False,
-          measure: Annotated[bool, typer.Option("--measure", help="Measure the machine's speed again.")] = False) -> None:
+          measure: Annotated[bool, typer.Option("--measure", help="Measure the machine's speed again.")] = False,
+          machine: Machine = None,
+          output: Annotated[Path | None, typer.Option(help="Write the facts to this file too, for --machine.")] = None) -> None:
     """Show what is known about machine, software, model and data.
 
     Each fact is shown with its source.
@@ -178,7 +180,9 @@ def facts(words: Words = None, as_json: Json = False,
     if measure:
         say("measuring the machine")
         hardware.forget_peaks(cache_folder())
-    prepared = prepare(resolve_words(words or []), cache_folder(), say)
+    prepared = prepare(resolve_words(words or []), cache_folder(), say, machine=machine)
+    if output is not None:
+        write_json(output, to_plain(prepared.facts))
     rows = plan_report.facts_rows(prepared.facts)
     rows += [(f"provider {name}", "can compute the model" if why_not is None else "cannot compute the model", why_not or "")
              for name, why_not in prepared.material.providers.items()]
@@ -205,7 +209,7 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
     from powertrain.recipe import resolve_words
     from powertrain.run.folder import continued
     from powertrain.run.material import refuse_downloads
-    from powertrain.run.prepare import prepare
+    from powertrain.run.prepare import prepare, with_stored_plan
 
     if folder is not None:
         resolved = continued(folder, [*words])
@@ -214,8 +218,9 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
             resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
         prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here)
         stored = planner.from_json(read_json(folder.plan))
-        # with the plan that the run was started with: another plan may round differently
-        return replace(prepared, plan=stored) if as_begun and planner.processes_of(stored) == processes else prepared
+        if not as_begun or planner.processes_of(stored) != processes:
+            return prepared
+        return with_stored_plan(prepared, stored, read_json(folder.facts)["hardware"], say)
     if dry_run:
         resolved = resolve_words(words)
         refuse_downloads(resolved.recipe, cache_folder())
@@ -242,13 +247,15 @@ def _begun(words: Sequence[str], output: Path | None) -> Path | None:
 
 def _existing(path: Path, words: Sequence[str], output: Path | None) -> RunFolder:
     """Return the folder of a run to continue. Raises WrongUse where the command asks for another run."""
-    from powertrain.run.folder import existing
+    from powertrain.run.folder import check_whole, existing
 
     if output is not None:
         raise WrongUse(f"--resume {path} continues in the run's own folder; leave --output out")
     if words and "=" not in words[0]:
         raise WrongUse(f"--resume {path} continues with the run's own recipe; leave {words[0]!r} out")
-    return existing(path)
+    folder = existing(path)
+    check_whole(folder)
+    return folder
 
 
 def train_missing_base(recipe: Recipe, say: Say) -> None:

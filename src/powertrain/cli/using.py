@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -102,6 +103,8 @@ def chat(model: Model,
         chatting.answer(message)
         return
     chatting.introduce()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")          # bytes that are no text are refused, not the conversation
     chatting.listen(sys.stdin)
 
 

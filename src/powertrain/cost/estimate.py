@@ -24,7 +24,7 @@ from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.pipeline import bubble
 from powertrain.cost.sharing import Sharing, sharing_of
-from powertrain.cost.weights import as_decoder, as_held, lowest_layer, tensor_part
+from powertrain.cost.weights import as_decoder, as_held, checkpoint_bytes, lowest_layer, tensor_part
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
@@ -83,7 +83,8 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         step_s=shared.step_s, floor_s=floor_s, bound_by=bound_by,
         flops_per_step=processes * work.flops, flops_per_token=work.flops_per_token,
         dtype=work.dtype, peak_flops_per_s=processes * hardware.peak(work.dtype), tokens_per_step=step.tokens, steps=steps,
-        memory_bytes=peak_memory(model, passing), padding_share=workload.padding_share,
+        memory_bytes=peak_memory(model, passing), copied_bytes=checkpoint_bytes(model, step.optimizer),
+        padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=processes * (work.gemm_bytes + work.optimizer_bytes),
         basis=f"expected time: {expect.basis}{copies}{shared.basis}; floor: formulas with the {hardware.basis} peaks{coarse}; "

@@ -75,28 +75,39 @@ def longest_example(data: DataFacts) -> int:
     return max(data.max_length, data.block)
 
 
-def memory_of_examples(model: ModelFacts, tokens: int) -> tuple[int, int]:
+def memory_of_examples(model: ModelFacts, decided: Workload, tokens: int) -> tuple[int, int]:
     """Return the peak bytes of a step whose passes have one example of `tokens`, and what each further example of a pass adds.
 
-    In fp32, with attention that keeps no scores.
+    `decided` is the step so far, whatever it says of its passes.
     """
     # a batch of several passes either way, so that the difference is that of the passes alone
-    first_bytes, several_bytes = (
-        total_bytes(model, Workload(2 * COMPARED, tokens, micro_batch=examples, attention_saves_scores=False))
-        for examples in (1, COMPARED))
+    step = in_passes_of_one(replace(decided, examples=2 * COMPARED), tokens)
+    first_bytes, several_bytes = (total_bytes(model, replace(step, micro_batch=examples)) for examples in (1, COMPARED))
     return first_bytes, max(1, (several_bytes - first_bytes) // (COMPARED - 1))
 
 
-def fitting_tokens(model: ModelFacts, hardware: Hardware, example_tokens: int) -> int:
-    """Return how many tokens fit in one pass of examples that have `example_tokens` each."""
-    first_bytes, example_bytes = memory_of_examples(model, example_tokens)
-    return max(0, int(ROOM * hardware.free_memory_bytes) - first_bytes) // example_bytes * example_tokens
+def in_passes_of_one(decided: Workload, tokens: int) -> Workload:
+    """Return the step as it is decided so far, in passes of one example of so many tokens."""
+    return replace(decided, block=tokens, micro_batch=1, packed_tokens=None, fill_multiple=1, lengths={}, documents=(),
+                   grouped=False)
 
 
-def padded_examples(model: ModelFacts, data: DataFacts, hardware: Hardware) -> int:
+def fitting_tokens(model: ModelFacts, decided: Workload, hardware: Hardware, example_tokens: int) -> int:
+    """Return how many tokens fit in one pass of examples that have `example_tokens` each.
+
+    Where one example takes ROOM already, as the weights of a large model do, a pass may use what a plan may count on.
+    """
+    first_bytes, example_bytes = memory_of_examples(model, decided, example_tokens)
+    room_bytes = int(ROOM * hardware.free_memory_bytes)
+    if first_bytes >= room_bytes:
+        room_bytes = planned_room_bytes(hardware)
+    return max(0, room_bytes - first_bytes) // example_bytes * example_tokens
+
+
+def padded_examples(model: ModelFacts, decided: Workload, data: DataFacts, hardware: Hardware) -> int:
     """Return how many examples suit a padded pass: by memory if each is the longest; by time for a usual pass."""
     longest, target = longest_example(data), wanted_tokens(hardware)
-    fit = fitting_tokens(model, hardware, longest) // longest
+    fit = fitting_tokens(model, decided, hardware, longest) // longest
     if data.kind == "blocks" or not data.length_quantiles:
         return max(1, min(target // data.block, fit))
     padded = [count * longest_of(data.length_quantiles, count) for count in range(1, data.train_batch_size + 1)]

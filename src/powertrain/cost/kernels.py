@@ -6,12 +6,12 @@ Legend: T tokens, H heads, K kv heads, D head width, N documents of a group, all
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from powertrain.cost.operators import batched, convert, copied, dropout, join, operator, unary, view
 from powertrain.cost.replay import Block, Tape, Value
-from powertrain.shapes import FP32, Chunk, Tile, plan_chunks
+from powertrain.shapes import FP32, Chunk, Tile, gpu_attention, plan_chunks
 
 KEYS_AT_ONCE = 512                           # of torch's flash attention on a CPU, and by the length: the rows at once
 ROWS_AT_ONCE = ((768, 256), (192, 64), (0, 32))
@@ -30,6 +30,7 @@ class Shape:
     window: int | None
     dropout: float
     threads: int = 1
+    fused: tuple[str, ...] = ("flash", "efficient")      # torch's fused kernels on the device, see shapes.fused_attention
 
     @property
     def tokens(self) -> int:
@@ -97,8 +98,27 @@ def _mask(tape: Tape, length: int, item: int, window: int | None) -> Block:
 
 
 def sdpa_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
-    """Run torch's fused attention, or on a CPU with dropout torch's plain attention."""
-    return over_groups(tape, q, k, v, shape, _attend_dropping if shape.dropout and not tape.is_cuda else _attend_fused)
+    """Run torch's attention: a fused kernel, or its plain one, on a CPU with dropout and where a GPU has no fused kernel."""
+    return over_groups(tape, q, k, v, shape, _attend_by_torch)
+
+
+def varlen_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
+    """Run FlashAttention over documents of any lengths, which needs no mask for a window."""
+    return over_groups(tape, q, k, v, replace(shape, window=None), _attend_fused)
+
+
+def _attend_by_torch(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, documents: int, length: int) -> Value:
+    masked = shape.window is not None and shape.window < length
+    if tape.is_cuda:
+        kernel = gpu_attention(shape.fused, q.item, shape.head_width, masked=masked)
+    else:
+        kernel = "math" if shape.dropout or not shape.fused else "flash"
+    if kernel == "math":
+        return _attend_in_fp32(tape, q, k, v, shape, documents, length)
+    if kernel == "efficient" and shape.repeats > 1:
+        k, v = (operator(tape, (x,), x.count * shape.repeats, x.item) for x in (k, v))
+        shape = replace(shape, kv_heads=shape.heads)
+    return _attend_fused(tape, q, k, v, shape, documents, length)
 
 
 def _attend_fused(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, documents: int, length: int) -> Value:
@@ -141,10 +161,12 @@ def _flash_scratch(shape: Shape, documents: int, length: int, item: int, *, back
     return shape.threads * (FP32 * numbers + (item * halves if item < FP32 else 0))
 
 
-def _attend_dropping(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, documents: int, length: int) -> Value:
+def _attend_in_fp32(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, documents: int, length: int) -> Value:
     """Run torch's plain attention, which is in fp32 whatever the type of q."""
     item, pairs = q.item, documents * shape.heads * length * length
     wide_q, wide_k, wide_v = (convert(tape, view(tape, x), FP32) for x in (q, k, v))
+    if shape.repeats > 1:
+        wide_k, wide_v = (operator(tape, (x,), x.count * shape.repeats, FP32) for x in (wide_k, wide_v))
     scaled_q = unary(tape, wide_q)
     mask = _mask(tape, length, FP32, shape.window)
     scaled_k = unary(tape, wide_k)
@@ -274,4 +296,5 @@ def ragged_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> 
 
 
 KERNELS: dict[str, Callable[[Tape, Value, Value, Value, Shape], Value]] = {
-    "math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention, "varlen": sdpa_attention}
+    "math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention,
+    "varlen": varlen_attention}

@@ -214,7 +214,8 @@ class Step:
     def _forward(self, tape: Tape, lengths: tuple[int, ...]) -> Value:
         """Return the loss."""
         model, workload = self.facts.model, self.facts.workload
-        shape = Shape(model.heads, model.kv_heads, model.head_width, lengths, model.window, model.dropout, workload.threads)
+        shape = Shape(model.heads, model.kv_heads, model.head_width, lengths, model.window, model.dropout, workload.threads,
+                      workload.fused_attention)
         outside = Part(tape, self.facts, self.outside)
         if self.exchanges is not None:
             self.exchanges.before_forward(self.group)

@@ -231,6 +231,11 @@ def state_bytes(model: ModelFacts, optimizer: OptimizerFacts) -> int:
     return round(total)
 
 
+def checkpoint_bytes(model: ModelFacts, optimizer: OptimizerFacts) -> int:
+    """Return the bytes of a checkpoint, and of the copy that is written: trained weights in fp32, and the optimizer's state."""
+    return FP32 * model.trainable + state_bytes(model, optimizer)
+
+
 def update_bytes(model: ModelFacts, optimizer: OptimizerFacts) -> float:
     """Return the bytes that the update alone reads and writes, each tensor once."""
     return FP32 * WEIGHT_PASSES * model.trainable + 2 * state_bytes(model, optimizer)

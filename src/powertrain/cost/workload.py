@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powertrain.records import ADAMW, Hardware, OptimizerFacts
-from powertrain.shapes import QUANTILES
+from powertrain.shapes import QUANTILES, fused_attention
 
 SHARES = (np.arange(256) + 0.5) / 256        # at these the distribution of lengths is integrated
 
@@ -86,6 +86,7 @@ class Workload:
     documents: tuple[tuple[int, ...], ...] = ()      # the lengths in each pass of a step, where they are known
     device: str = "cpu"                      # torch device type
     threads: int = 1                         # of a CPU
+    fused_attention: tuple[str, ...] = ("flash", "efficient")    # torch's fused attention kernels on the device
     replayed: bool = False                   # passes are recorded once and replayed: all have one shape
     shards: int = 1                          # processes that each weight is divided among
     replicas: int = 1                        # groups of processes, each of which holds the whole model
@@ -159,6 +160,11 @@ class Workload:
             return self.documents
         whole, rest = divmod(self.fullest_pass_tokens, self.longest)
         return ((self.longest,) * whole + ((rest,) if rest else ()),) * self.micro_batches
+
+
+def attention_of(hardware: Hardware) -> tuple[str, ...]:
+    """Return the fused kernels of torch's attention on this hardware; see shapes.fused_attention."""
+    return fused_attention(hardware.device, hardware.compute_capability, hardware.architecture)
 
 
 def library_workspace_bytes(hardware: Hardware) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powertrain.records import RunFailed, WrongUse
+from powertrain.records.json_files import sync as sync
 
 META = "meta.json"
 ATTEMPTS = 10                                # to replace a damaged folder while other processes do the same
@@ -125,12 +126,3 @@ def _replace(folder: Path, building: Path) -> None:
         sync(folder.parent)
         return
     raise WrongUse(f"{folder} is damaged, and other processes keep it from being replaced; stop them or remove it")
-
-
-def sync(path: Path) -> None:
-    """Return when the disk has the file, or the folder's list of names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

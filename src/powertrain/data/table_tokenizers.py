@@ -163,6 +163,8 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
+        if 0xdc80 <= (code := ord(text[error.start])) <= 0xdcff:         # as Python reads bytes that are no text
+            raise WrongUse(f"the text is not UTF-8: byte 0x{code - 0xdc00:02x} at position {error.start}") from error
         raise WrongUse(f"the text holds the lone surrogate \\u{ord(text[error.start]):04x} at position {error.start}, "
                        "which is no character; remove it") from error
 

@@ -86,6 +86,8 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
 
 # ------------------------------------------------------------------------------------------------ the library's tokenizers
 
+# of a text that is encoded as one piece: the library takes some 60 bytes for each character, and aborts where they are missing
+LONGEST_PIECE_CHARS = 8 << 20
 PIECE_CHARS = 50_000                         # of one document, so that all cores work on it
 CONFIG, LEGACY_CONFIG, TEMPLATE_FILE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 # the files in which Hugging Face folders keep a tokenizer, beside files of weights
@@ -123,6 +125,8 @@ class _LibraryTokenizer:
         return (text,)
 
     def _encode_batch(self, texts: list[str]) -> Iterator[list[int]]:
+        for text in texts:
+            refuse_long(text)
         try:
             encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
@@ -157,7 +161,7 @@ class BytePairTokenizer(_LibraryTokenizer):
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary, min_frequency=2, special_tokens=[tables.END_OF_TEXT], show_progress=False,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-        library.train_from_iterator((piece for text in texts for piece in exact_pieces(text)), trainer)
+        library.train_from_iterator((refuse_long(piece) for text in texts for piece in exact_pieces(text)), trainer)
         return cls(library)
 
     @classmethod
@@ -208,6 +212,15 @@ class FolderTokenizer(_LibraryTokenizer):
 
 
 Tokenizer = tables.CharTokenizer | tables.ByteTokenizer | BytePairTokenizer | FolderTokenizer
+
+
+def refuse_long(text: str) -> str:
+    """Return the text. Raises WrongUse for one that is too long to be encoded as one piece."""
+    if len(text) > LONGEST_PIECE_CHARS:
+        raise WrongUse(f"a text has {len(text):,} characters without a place to cut it, and at most "
+                       f"{LONGEST_PIECE_CHARS:,} are tokenised at once; break it into lines or documents, or use "
+                       "data.tokenizer=char or byte")
+    return text
 
 
 def exact_pieces(text: str) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Machines that are not here, for `powertrain plan --machine 64x8xh100`: nodes x devices of a node x kind.
+"""Machines that are not here, for `powertrain plan --machine 64x8xh100`: nodes x devices of a node x kind, or a file of facts.
+
+A file is what `powertrain facts --output` wrote on the other machine, or the facts.json of a run there.
 
 clusters.csv holds what manufacturers publish, none of it measured: memory in GB, and the bandwidth of one GPU in GB/s one way,
 to the others of its node (NVLink, PCIe) and to other nodes (its share of the node's network cards), both for the system of the
@@ -15,9 +17,12 @@ from functools import cache as cached
 from pathlib import Path
 
 from powertrain.facts.hardware import datasheet, read_hardware, shared_by
-from powertrain.records import NETWORK, NODE, Hardware, PeerLink, WrongUse
+from powertrain.facts.model import hardware_from_json
+from powertrain.facts.software import read_software
+from powertrain.records import NETWORK, NODE, Hardware, PeerLink, Software, WrongUse
+from powertrain.records.json_files import read_json
 
-FORM = re.compile(r"(?:(?P<nodes>[1-9]\d*)x)?(?:(?P<devices>[1-9]\d*)x)?(?P<kind>[a-z][a-z0-9-]*)")
+FORM = re.compile(r"(?:(?P<nodes>[1-9]\d{0,5})x)?(?:(?P<devices>[1-9]\d{0,5})x)?(?P<kind>[a-z][a-z0-9-]*)")
 UNPUBLISHED_S = 0.0          # the latency of a message: it is left out, and the plan says so
 
 
@@ -29,29 +34,57 @@ def machine_of(words: str, cache: Path) -> Hardware:
     match = FORM.fullmatch(words.lower())
     known = ", ".join((*kinds(), "cpu"))
     if match is None:
-        raise WrongUse(f"--machine {words} is not NODESxDEVICESxKIND; use for example 64x8xh100 or 8xh100 (kinds: {known})")
+        raise WrongUse(f"--machine {words[:40]} is not NODESxDEVICESxKIND or a facts.json; use for "
+                       f"example 64x8xh100 or 8xh100 (kinds: {known})")
     nodes, devices, kind = int(match["nodes"] or 1), int(match["devices"] or 0), match["kind"]
     if not devices:                          # of 8xh100 the first number is matched as nodes
         nodes, devices = 1, nodes
     if kind == "cpu":
         return shared_by(read_hardware(cache), nodes * devices, devices)
-    kind = next((name for name, row in _rows().items() if kind == f"{name}-{row['memory_gb']}gb"), kind)
-    if kind not in _rows():
+    spellings = {_squashed(spelling): name for name, row in _rows().items()
+                 for spelling in (name, f"{name}-{row['memory_gb']}gb")}
+    if (kind := spellings.get(_squashed(kind), kind)) not in _rows():
         raise WrongUse(f"--machine {words}: no figures are known for {kind}; known kinds are {known}")
     return _published(_rows()[kind], nodes, devices)
+
+
+def machine_and_software(words: str, cache: Path) -> tuple[Hardware, Software]:
+    """Return the machine that --machine names, and its software: that of the file, or what is installed here.
+
+    Raises WrongUse for words of another form, a kind without a row, and a file that holds no facts.
+    """
+    if not words.endswith(".json"):
+        hardware = machine_of(words, cache)
+        return hardware, read_software(hardware)
+    writes = "`powertrain facts --output facts.json` writes such a file on the other machine"
+    if not Path(words).is_file():
+        raise WrongUse(f"--machine {words}: there is no such file; {writes}")
+    try:
+        found = read_json(Path(words))
+        return hardware_from_json(found["hardware"]), Software(**found["software"])
+    except OSError as error:
+        raise WrongUse(f"--machine {words} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise WrongUse(f"--machine {words} holds no facts of this version of powertrain; {writes}") from None
+
+
+def _squashed(kind: str) -> str:
+    return kind.replace("-", "")
 
 
 def _published(row: Mapping[str, str], nodes: int, devices: int) -> Hardware:
     sheet = datasheet(row["name"])
     assert sheet is not None                 # tests/facts/test_known_machines.py looks each row up
     memory_bytes = int(float(row["memory_gb"]) * 1e9)
-    major, minor = map(int, row["compute_capability"].split("."))
+    capability = row["compute_capability"]
+    major, minor = map(int, (capability or "0.0").split("."))
     links = {among: PeerLink(UNPUBLISHED_S, float(row[column]) * 1e9)
              for among, column in ((NODE, "node_gb_per_s"), (NETWORK, "network_gb_per_s")) if row[column]}
     published = f"published, not measured: {sheet.link}"
-    system = f"published for {row['published_for']}, not measured: {row['link']}"
+    system = f"published for {row['published_for']}, not measured: {row['link']}" if row["published_for"] else published
     return Hardware(row["name"], "cuda", cores=0, memory_bytes=memory_bytes, free_memory_bytes=memory_bytes,
-                    compute_capability=(major, minor), devices=devices, nodes=nodes, processes=nodes * devices, links=links,
+                    compute_capability=(major, minor) if capability else None, architecture=row["architecture"],
+                    devices=devices, nodes=nodes, processes=nodes * devices, links=links,
                     peak_flops_per_s=dict(sheet.flops_per_s), datasheet_flops_per_s=dict(sheet.flops_per_s),
                     bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s, basis="published", sources={
                         "peak_flops_per_s": published, "bandwidth_bytes_per_s": published, "links": system,

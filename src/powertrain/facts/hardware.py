@@ -22,7 +22,8 @@ from pathlib import Path
 
 from powertrain.facts.machine_watch import MachineWatch
 from powertrain.facts.measure import Peaks, cache_file, keep_peaks, kept_peaks, measurable_dtypes, measure_peaks
-from powertrain.machine import usable_cores, usable_memory, what_libraries_see
+from powertrain.facts.nvidia import check_code, idle_gpu
+from powertrain.machine import gpu_devices, usable_cores, usable_memory, what_libraries_see
 from powertrain.records import Hardware, WrongUse
 from powertrain.records.json_files import replace_file
 
@@ -94,11 +95,12 @@ class Seen:
 def _seen_by_torch(cache: Path) -> Seen:
     """Return what torch sees. Where an earlier process saw a machine without a GPU, torch is not loaded for it again.
 
-    The answer is kept in `cache`/hardware/torch-<digest of everything that it depends on>.json.
+    Where a driver has found a GPU, torch is asked each time: a new driver may show it to torch. Else the answer is kept in
+    `cache`/hardware/torch-<digest of everything that it depends on>.json.
     """
     parts = (importlib.metadata.version("torch"), sys.prefix, *what_libraries_see())
     file = cache / "hardware" / f"torch-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
-    if "torch" in sys.modules:               # this process may have set another number of threads: neither read nor keep
+    if "torch" in sys.modules or gpu_devices():  # with torch, this process may have set another number of threads
         return _ask_torch()
     with suppress(OSError, ValueError, TypeError):           # nothing is kept, or another version kept it: ask torch
         return Seen(**json.loads(file.read_text(encoding="utf-8")))
@@ -147,11 +149,13 @@ def _without_peaks(seen: Seen) -> Hardware:
         return _cuda(processor)
     if seen.device == "mps":
         return _mps(processor)
-    return replace(processor, default_threads=seen.threads, sources={
-        **processor.sources, "device": "torch: neither CUDA nor MPS is available", "default_threads": "torch.get_num_threads"})
+    return replace(processor, default_threads=seen.threads, idle_gpu=idle_gpu(seen.torch, seen.cuda), sources={
+        **processor.sources, "device": "torch: neither CUDA nor MPS is available", "default_threads": "torch.get_num_threads",
+        "idle_gpu": "NVIDIA's driver"})
 
 
 def _cuda(processor: Hardware) -> Hardware:
+    """Return the GPUs that torch sees. Raises WrongUse where this build of torch has no code for one of them."""
     import torch
 
     name = torch.cuda.get_device_name(0)
@@ -171,6 +175,9 @@ def _cuda(processor: Hardware) -> Hardware:
         sources["architecture"] = "torch.cuda.get_device_properties"
     else:
         capability, sources["compute_capability"] = torch.cuda.get_device_capability(0), "torch.cuda.get_device_capability"
+        for index in range(torch.cuda.device_count()):
+            check_code(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index), torch.cuda.get_arch_list(),
+                       torch.__version__, torch.version.cuda or "0")
     return replace(
         processor, name=name, device="cuda", memory_bytes=memory_bytes, free_memory_bytes=free_bytes,
         compute_capability=capability, architecture=architecture, devices=torch.cuda.device_count(),

@@ -10,6 +10,7 @@ from powertrain.records import (
     DataFacts,
     Facts,
     Hardware,
+    IdleGpu,
     ModelFacts,
     OptimizerFacts,
     PeerLink,
@@ -104,18 +105,26 @@ def _elements(shapes: Shapes) -> int:
 # ------------------------------------------------------------------------------------------------ stored facts
 
 
+def hardware_from_json(data: Mapping[str, Any]) -> Hardware:
+    """Return the hardware of a facts.json. Raises KeyError, TypeError or AttributeError where it has another form."""
+    hardware = dict(data)
+    capability = hardware.get("compute_capability")
+    hardware |= {"instructions": tuple(hardware.get("instructions") or ()),
+                 "compute_capability": tuple(capability) if capability else None,
+                 "idle_gpu": IdleGpu(**hardware["idle_gpu"]) if hardware.get("idle_gpu") else None,
+                 "speeds": {kind: Reached(**seen) for kind, seen in (hardware.get("speeds") or {}).items()},
+                 "links": {among: PeerLink(**link) for among, link in (hardware.get("links") or {}).items()}}
+    return Hardware(**hardware)
+
+
 def facts_from_json(data: Mapping[str, Any]) -> Facts:
     """Return the facts of a run's facts.json. Raises UnknownFact where another version wrote other fields."""
     try:
-        hardware, model = dict(data["hardware"]), dict(data["model"])
-        capability = hardware.get("compute_capability")
-        hardware |= {"instructions": tuple(hardware.get("instructions") or ()),
-                     "compute_capability": tuple(capability) if capability else None,
-                     "speeds": {kind: Reached(**seen) for kind, seen in (hardware.get("speeds") or {}).items()},
-                     "links": {among: PeerLink(**link) for among, link in (hardware.get("links") or {}).items()}}
+        model = dict(data["model"])
         model |= {"adapted_layers": tuple(model.get("adapted_layers") or ()),
                   "shapes": {name: tuple(shape) for name, shape in (model.get("shapes") or {}).items()}}
-        return Facts(Hardware(**hardware), Software(**data["software"]), ModelFacts(**model), DataFacts(**data["data"]),
-                     OptimizerFacts(**data.get("optimizer", {})), data.get("loss_has_terms", False))     # older runs have AdamW
+        return Facts(hardware_from_json(data["hardware"]), Software(**data["software"]), ModelFacts(**model),
+                     DataFacts(**data["data"]), OptimizerFacts(**data.get("optimizer", {})),         # older runs have AdamW
+                     data.get("loss_has_terms", False))
     except (KeyError, TypeError) as error:
         raise UnknownFact(f"the facts are those of another version of powertrain ({error})") from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from powertrain.machine import COMPILERS, cpp_compiler
+from powertrain.machine import COMPILERS, c_compiler, cpp_compiler
 from powertrain.records import Hardware, Software
 
 Capability = tuple[int, int]
@@ -19,6 +19,9 @@ PARTS = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton"
          "deepspeed", "bitsandbytes", "peft", "torchao", "gguf", "datasets")
 # The least compute capability of an NVIDIA GPU that a part needs, from the READMEs: flash-attn 2 Ampere, the others Volta.
 CAPABILITIES: Mapping[str, Capability] = {"triton": (7, 0), "flash_attn": (8, 0), "liger_kernel": (7, 0), "unsloth": (7, 0)}
+
+THROUGH_TRITON = ("triton", "liger_kernel", "unsloth")       # parts whose kernels Triton compiles, as they are first used
+NEEDED_BY_TRITON = ("c compiler", "python headers")
 
 
 def read_software(hardware: Hardware | None = None) -> Software:
@@ -33,30 +36,49 @@ def read_software(hardware: Hardware | None = None) -> Software:
         gpu = None if not torch.cuda.is_available() else AMD if torch.version.hip else torch.cuda.get_device_capability(0)
     else:
         gpu = AMD if hardware.architecture else hardware.compute_capability
-    missing = {part: reason for part in PARTS if (reason := _why_not(part, gpu)) is not None}
+    tools = _compiling("torch.compile on a CPU" if gpu is None else "Triton")
+    lacking = next((reason for part in NEEDED_BY_TRITON for found, reason in (tools[part],) if found is None), None)
+    missing = {part: reason for part in PARTS if (reason := _why_not(part, gpu, lacking)) is not None}
     versions |= {part: version_of(part.replace("_", "-")) for part in PARTS if part not in missing}
-    if compiler := cpp_compiler():
-        versions["c++ compiler"] = compiler
-    else:
-        missing["c++ compiler"] = (f"torch.compile on a CPU needs one: none of {', '.join(COMPILERS)} is on the PATH "
-                                   "(apt install g++)")
-    include = Path(sysconfig.get_path("include"))
-    if (include / "Python.h").exists():
-        versions["python headers"] = str(include)
-    else:
-        missing["python headers"] = (f"torch.compile on a CPU needs Python.h, which is not in {include} "
-                                     "(apt install python3-dev)")
+    for part, (found, reason) in tools.items():
+        (versions if found else missing)[part] = found or reason
     return Software(versions, missing)
 
 
-def _why_not(part: str, gpu: Capability | Literal["AMD"] | None) -> str | None:
-    """Return why `part` cannot be used here; None if it can. The machine comes first: installing would not help."""
+def _compiling(user: str) -> Mapping[str, tuple[str | None, str]]:
+    """Return for each part that compiling needs its place, or None, and the reason and cure if it is not there.
+
+    `user` compiles. Triton builds a module of Python, in C, that loads and starts its kernels (triton/runtime/build.py).
+    """
+    (c, looked), include = c_compiler(), _python_include()
+    headers = str(include) if (include / "Python.h").exists() else None
+    return {
+        "c++ compiler": (cpp_compiler(), f"torch.compile on a CPU needs one: none of {', '.join(COMPILERS)} is on the PATH "
+                                         "(apt install g++)"),
+        "c compiler": (c, f"Triton needs a C compiler, and there is no {looked} (apt install build-essential)"),
+        "python headers": (headers, f"{user} needs Python.h, which is not in {include} (apt install python3-dev)"),
+    }
+
+
+def _python_include() -> Path:
+    """Return the folder that Python.h is looked for in: Debian's own scheme names another one, which Triton leaves aside."""
+    scheme = sysconfig.get_default_scheme()
+    return Path(sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme))
+
+
+def _why_not(part: str, gpu: Capability | Literal["AMD"] | None, lacking: str | None) -> str | None:
+    """Return why `part` cannot be used here; None if it can. The machine comes first: installing would not help.
+
+    `lacking` is why Triton cannot compile here, or None.
+    """
     installed, needed = importlib.util.find_spec(part) is not None, CAPABILITIES.get(part)
     if needed is not None and gpu is None:
         return "needs a CUDA GPU; torch sees none here" + (" (it is installed)" if installed else "")
     if needed is not None and isinstance(gpu, tuple) and gpu < needed:
         return "needs compute capability {}.{} or more; this GPU has {}.{}".format(*needed, *gpu)
-    return None if installed else f"not installed (pip install {part.replace('_', '-')})"
+    if not installed:
+        return f"not installed (pip install {part.replace('_', '-')})"
+    return lacking if part in THROUGH_TRITON else None
 
 
 def version_of(distribution: str) -> str:

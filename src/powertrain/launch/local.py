@@ -3,6 +3,7 @@
 A process that dies takes no run with it: the others end, and all are started again at the newest whole checkpoint.
 """
 
+import inspect
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from powertrain.launch.group import STARTED_BY, TORCH_SAYS
 from powertrain.records import RunFailed
@@ -40,13 +42,17 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
     os.environ[STARTED_BY] = str(os.getpid())
     logging.disable(logging.ERROR)           # what torch's agent reports is said here
     restarts, saved, resumed = 0, _checkpoints(folder), _has_begun(folder)
+    patience: dict[str, Any] = {"shutdown_timeout": SAVING_S}
+    if "shutdown_timeout" not in inspect.signature(LaunchConfig).parameters:         # torch 2.11
+        patience = {}
+        say("this torch ends the processes 30 s after a signal to stop, saved or not; torch 2.12 waits until they have saved")
     while True:
         began_s, begun = time.time(), _has_begun(folder)
         asked = [*(words if resumed or not begun else ()), *options, "--resume" if begun else "--output", str(folder)]
         try:
             with tempfile.TemporaryDirectory(prefix="powertrain-") as errors:
                 config = LaunchConfig(1, 1, processes, run_id=folder.name, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-                                      max_restarts=0, shutdown_timeout=SAVING_S, logs_specs=DefaultLogsSpecs(log_dir=errors))
+                                      max_restarts=0, logs_specs=DefaultLogsSpecs(log_dir=errors), **patience)
                 elastic_launch(config, sys.executable)("-m", "powertrain", "train", *asked)
             return 0
         except SignalException as stopped:

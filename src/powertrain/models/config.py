@@ -17,8 +17,13 @@ from powertrain.records import WrongUse
 
 EVEN_QUARTERS = 8      # a head of so many dimensions, or a multiple, can be rotated in every family: gpt_neox rotates a quarter
 HEAD_WIDTH = 64        # of GPT-2, GPT-NeoX and the small Llamas; kernels are tuned for 64 and 128
+# the most of each count: ten times the largest models that are published, so that a wrong number is refused before anything
+# is computed from it
+MOST = {"layers": 4096, "width": 2**18, "heads": 2**14, "kv_heads": 2**14, "head_width": 2**14, "mlp_width": 2**21,
+        "vocabulary": 2**25, "context": 2**31, "window": 2**31}
 ASPECT = 64            # width / layers of GPT-2 small (768 / 12) and of nanochat
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
+SHOWN_CHARS = 40       # of a wrong value, in an error
 ROTARY_BASE = 10_000.0  # Su et al. 2021
 SCALINGS = ("linear", "llama3", "yarn", "longrope")
 
@@ -149,8 +154,7 @@ def find_family(name: str) -> Family:
 
 def check_numbers(config: ModelConfig) -> None:
     """Raise WrongUse for a number outside its range."""
-    refuse_below_one(**{name: getattr(config, name) for name in (
-        "vocabulary", "layers", "width", "heads", "kv_heads", "head_width", "mlp_width", "context", "window")})
+    refuse_counts(**{name: getattr(config, name) for name in MOST})
     if not 0 <= config.dropout < 1:
         raise WrongUse(f"dropout is {config.dropout}; it is the share that is dropped, from 0 to below 1")
     if config.activation not in ACTIVATIONS:
@@ -160,10 +164,14 @@ def check_numbers(config: ModelConfig) -> None:
                        f"0 to {config.vocabulary - 1}")
 
 
-def refuse_below_one(**counts: int | None) -> None:
-    """Raise WrongUse for a count below 1, by its name; None passes."""
+def refuse_counts(**counts: int | None) -> None:
+    """Raise WrongUse for what is no whole number from 1 to MOST, by its name; None passes."""
     for name, count in counts.items():
-        if count is not None and count < 1:
+        if count is None:
+            continue
+        if type(count) is not int or count > MOST[name]:
+            raise WrongUse(f"{name} is {str(count)[:SHOWN_CHARS]}; use a whole number, {MOST[name]:,} or less")
+        if count < 1:
             raise WrongUse(f"{name} is {count}; use 1 or more")
 
 
@@ -236,7 +244,7 @@ def make_config(family: str, *, vocabulary: int, layers: int | None = None, widt
             reasons[field] = reason
         return derived if asked is None else asked
 
-    refuse_below_one(layers=layers, width=width, heads=heads, head_width=head_width)
+    refuse_counts(layers=layers, width=width, heads=heads, head_width=head_width, mlp_width=mlp_width, vocabulary=vocabulary)
     by_width = (6, "6: no depth and no width were asked for") if width is None else \
         (max(1, round(width / ASPECT)), f"width / {ASPECT}, as GPT-2 small has it")
     layers = take("layers", layers, *by_width)

@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from powertrain.recipe import spellings
+from powertrain.recipe.plain_yaml import Yaml
 from powertrain.recipe.schema import METHOD_DEFAULTS, SECTIONS, Recipe, known_keys
 from powertrain.records import WrongUse, origins
 from powertrain.records.errors import did_you_mean
@@ -30,15 +31,8 @@ CURES: Mapping[str, str] = {                 # pydantic's kind of error -> what 
     "int_type": "use a whole number", "float_type": "use a number", "bool_type": "use true or false",
     "string_type": "use text", "list_type": "use a list, such as [a, b]", "finite_number": "use a finite number"}
 DATA_FILES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".md")
-LARGEST_FILE_BYTES = 1 << 20  # a recipe is a page of text; YAML aliases can make a larger one explode
-
-
-class Yaml(yaml.SafeLoader):
-    """YAML 1.2's numbers: `1e-3` is a float, which PyYAML (1.1) reads as text."""
-
-
-Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789."))
+LONGEST_SHOWN = 100          # characters of a value, in an error
+LARGEST_FILE_BYTES = 1 << 20  # a recipe is a page of text
 
 
 @dataclass(frozen=True)
@@ -183,7 +177,7 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", error)
-        raise WrongUse(f"{origin}{line} is not YAML: {problem}") from None
+        raise WrongUse(f"{origin}{line} is not YAML that a recipe may have: {problem}") from None
     except RecursionError:
         raise WrongUse(f"{origin} nests its values too deep to be read") from None
     except (ValueError, LookupError) as error:               # `!!int word`, `!!bool maybe`, a number of 5,000 digits
@@ -269,4 +263,5 @@ def _in_one_sentence(error: ValidationError, from_file: Mapping[str, Any], spoke
     if problem["type"] == "value_error":     # of one of our own checks
         return f"{where}: {key}{': ' if key else ''}{problem['ctx']['error']}"
     cure = CURES[problem["type"]].format(**problem.get("ctx", {})) if problem["type"] in CURES else problem["msg"]
-    return f"{where}: {key} is {quoted(problem['input'])}; {cure}"
+    given = quoted(problem["input"])
+    return f"{where}: {key} is {given if len(given) <= LONGEST_SHOWN else given[:LONGEST_SHOWN] + '...'}; {cure}"

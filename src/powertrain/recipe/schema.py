@@ -8,12 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
 
 EPOCHS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*epochs?\s*$")
+
+# far above every run, and far below what the arithmetic of sizes and times can hold
+LARGEST_NUMBER = 2**31 - 1
+LARGEST_BATCH = 2**24        # examples of a step, whose numbers are one list
+LARGEST_REAL = 1e9
+LONGEST_NAME = 100           # characters: the name is a part of a folder's
 
 Pin = Literal["on", "off"] | dict[str, Any]
 
@@ -41,11 +47,30 @@ def _check_interval(value: Any) -> Any:
     return value
 
 
+def _check_name(value: str) -> str:
+    """Refuse a name that would lead out of the folder of all runs: the name begins the name of the run's own."""
+    if "/" in value or "\\" in value or not value.isprintable() or value.startswith(".") or len(value) > LONGEST_NAME:
+        raise ValueError(f"{value[:LONGEST_NAME]!r} cannot begin a folder's name; use up to {LONGEST_NAME} printable "
+                         "characters without / and \\, and no dot in front")
+    return value
+
+
+def _check_save_interval(value: Any) -> Any:
+    try:
+        return value if value == AUTO else _check_interval(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {AUTO}") from None
+
+
+AUTO = "auto"                                # of save_steps: see save_every_s
 Interval = Annotated[int | str, BeforeValidator(_check_interval)]  # optimizer steps, or "5 epochs"; 0 = never
 Source = Annotated[str | list[str], BeforeValidator(_check_source)]
 Place = Annotated[str | None, BeforeValidator(_below_home)]        # a path, or what is called like one
-Positive = Annotated[int, Field(ge=1)]
+Name = Annotated[str, AfterValidator(_check_name)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Real = Annotated[float, Field(gt=0, le=LARGEST_REAL)]
+Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
 class Strict(BaseModel):
@@ -84,7 +109,7 @@ class DataRecipe(Strict):
     """
 
     source: Source = "stdlib"                    # file, folder, glob, hub id, or a corpus: stdlib, shakespeare, docstrings
-    weights: list[Annotated[float, Field(gt=0)]] | None = None   # how often an epoch sees each source's examples; default: once
+    weights: list[Weight] | None = None          # how often an epoch sees each source's examples; default: once
     format: str | None = None                    # how a row is read: messages, alpaca, ...; default: found by looking
     columns: dict[str, str] = {}                 # the format's column -> the data's: {question: frage}
     split: str | None = None                     # of a hub or Arrow dataset; default: train
@@ -136,7 +161,7 @@ class SampleRecipe(Strict):
     """The text written at every evaluation, to look at."""
 
     prompt: str = ""
-    tokens: Annotated[int, Field(ge=0)] = 160    # 0 = none
+    tokens: Annotated[int, Field(ge=0, le=LARGEST_NUMBER)] = 160    # 0 = none
     temperature: Annotated[float, Field(ge=0)] = 0.8
     top_k: Positive | None = None
 
@@ -170,7 +195,7 @@ class ObjectiveRecipe(Chosen):
 class Recipe(Strict):
     """One training run. `train_batch_size` is examples per optimizer step, however they are split."""
 
-    name: str = "run"
+    name: Name = "run"
     description: str = ""
     corrections: list[str] = []                  # against the document that a shipped recipe comes from, and why
     method: Literal["scratch", "full", "lora", "qlora"] = "scratch"      # with model.path: lora
@@ -180,10 +205,10 @@ class Recipe(Strict):
     data: DataRecipe = DataRecipe()
     output_dir: Place = None                     # default: runs/<name>-<date>
 
-    train_batch_size: Positive = 32
-    num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
+    train_batch_size: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] = 32
+    num_train_epochs: Real = 1.0
     max_steps: Positive | None = None            # overrides num_train_epochs
-    train_time_s: Annotated[float, Field(gt=0)] | None = None  # as many steps as fit, by a short probe; sets max_steps
+    train_time_s: Real | None = None             # as many steps as fit, by a short probe; sets max_steps
 
     objective: ObjectiveRecipe = ObjectiveRecipe()
     optimizer: OptimizerRecipe = OptimizerRecipe()
@@ -191,7 +216,7 @@ class Recipe(Strict):
     lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
     min_lr_rate: Annotated[float, Field(ge=0, le=1)] = 0.0   # the schedule's end, as a share of learning_rate
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] | None = None  # overrides warmup_ratio
+    warmup_steps: Annotated[int, Field(ge=0, le=LARGEST_NUMBER)] | None = None  # overrides warmup_ratio
     weight_decay: Annotated[float, Field(ge=0)] = 0.1        # of matrices; norms and biases never decay
     adam_beta1: Share = 0.9                      # of adamw and lion
     adam_beta2: Share = 0.95
@@ -201,8 +226,11 @@ class Recipe(Strict):
 
     eval_steps: Interval = 250
     max_eval_samples: Positive | None = 64       # blocks read by evaluations during the run; the last one reads all
-    save_steps: Interval = 500
+    save_steps: Annotated[int | str, BeforeValidator(_check_save_interval)] = 500        # or "auto": every save_every_s
+    # of save_steps=auto: seconds of training that a kill may cost; more where saves would take more than 1 % of the time
+    save_every_s: Annotated[float, Field(gt=0)] = 600.0
     save_total_limit: Positive = 2               # newest checkpoints kept, besides the best
+    on_disk_full: Literal["wait", "stop"] = "wait"           # for room on the disk, while the training goes on
     logging_steps: Positive = 10
     sample: SampleRecipe = SampleRecipe()
 
@@ -251,7 +279,12 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {   # learning rates: TRL's and PEF
 
 
 def in_steps(interval: int | str, steps_per_epoch: float) -> int:
-    """Return the optimizer steps of an interval given in steps or epochs (at least 1), or 0 for never."""
+    """Return the optimizer steps of an interval given in steps or epochs (at least 1).
+
+    Return 0 for never, and for auto, whose interval a run chooses: see run/saving.py.
+    """
+    if interval == AUTO:
+        return 0
     if isinstance(interval, int):
         return max(0, interval)
     found = EPOCHS.match(interval)

@@ -10,6 +10,7 @@ missing key), never a guess.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -52,6 +53,16 @@ class PeerLink:
 
 
 @dataclass(frozen=True)
+class IdleGpu:
+    """A GPU of this machine that torch does not use."""
+
+    name: str
+    cause: str                               # "no_cuda_build", "old_driver", "no_library", "hidden" or "unknown"
+    because: str
+    cure: str
+
+
+@dataclass(frozen=True)
 class Hardware:
     """The machine, as far as it is known. `sources` says for each field where its value comes from."""
 
@@ -77,6 +88,7 @@ class Hardware:
     nodes: int = 1                           # machines that the processes run on
     # measured between "processes", "shards", "replicas" or "parts"; or of one device, within its NODE and to others (NETWORK)
     links: Mapping[str, PeerLink] = field(default_factory=dict)
+    idle_gpu: IdleGpu | None = None          # where the device is the CPU
     basis: str = "measured"                  # of peaks, bandwidth and links; "published" of a machine that is not here
 
     def peak(self, dtype: str) -> float:
@@ -94,6 +106,10 @@ class Software:
 
     versions: Mapping[str, str]              # part -> version
     missing: Mapping[str, str]               # part -> the reason why it is not usable here
+
+    def release(self, part: str) -> tuple[int, ...]:
+        """Return the numbers of a part's version, such as (2, 13, 0) for "2.13.0+cpu"; () where the part is not here."""
+        return tuple(map(int, re.findall(r"\d+", self.versions.get(part, "").partition("+")[0])))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, dataclass_transform
 
+from powertrain.records.sizes import memory
+
 VERSION = 2                  # of these classes; `start` and `resume` carry it. Version 1 told warnings as sentences
 
 
@@ -128,12 +130,14 @@ class Memory(Event):
 
 
 class Saved(Event):
-    """A checkpoint is on the disk."""
+    """The checkpoint of `step` is on the disk. Later steps may have been written before it."""
 
     kind = "checkpoint"
     path: str = ""
     bytes: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0                     # that the training waited for it: for the copy, and what it did not write beside
+    written_s: float | None = None           # from the beginning of the save until it was on the disk; None in older runs
+    beside: bool = False                     # a copy was written beside the training; else the training waited for the disk
 
 
 class ModelSaved(Event):
@@ -210,21 +214,35 @@ class CheckpointFailed(RunWarning):
     why: str
     folder: str = ""
     last: bool = False                       # no later checkpoint will be tried
+    code: str = ""                           # of the system's error: "ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EACCES"
     free_bytes: int | None = None            # where the disk is full
     needed_bytes: int | None = None
 
     @property
     def cure(self) -> str:
-        """Return what to do about a disk that is full, or a folder that cannot be written."""
+        """Return what to do about this error of the disk."""
+        needed = f"a checkpoint takes {memory(self.needed_bytes)}" if self.needed_bytes is not None else ""
+        if self.code in CURES:
+            return CURES[self.code].format(folder=self.folder, needed=needed)
         if self.free_bytes is None or self.needed_bytes is None:
             return f"Make {self.folder} writable again"
-        return (f"Free some disk space: {self.free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes "
-                f"{self.needed_bytes / 2**20:,.0f} MiB")
+        return f"Free some disk space: {memory(self.free_bytes)} are left, {needed}"
 
     @property
     def sentence(self) -> str:
         then = "The final model is still to be written" if self.last else "Training goes on; the next save tries again"
         return f"the checkpoint of step {self.step:,} could not be saved: {self.why}. {then}. {self.cure}"
+
+
+# what to do about errors that free space on the disk does not end, with the folder and what a checkpoint takes
+CURES = {
+    "EDQUOT": "Your disk quota is used up: delete files of yours on the disk of {folder}, or ask for a larger quota; {needed}",
+    "EFBIG": "The system limits the size of a file: raise the limit (`ulimit -f unlimited`), then continue the run; {needed}",
+    "EIO": "The disk of {folder} reports an input or output error: look at `dmesg`, and copy the run to another disk",
+    "EROFS": "The file system of {folder} is read-only now: mount it for writing again (after an error, look at `dmesg` first)",
+    "EACCES": "This user may not write in {folder} any more: give the permission back (chmod or chown)",
+    "EPERM": "This user may not write in {folder} any more: give the permission back (chmod or chown)",
+}
 
 
 class CheckpointNotDeleted(RunWarning):
@@ -247,17 +265,38 @@ class CheckpointRejected(RunWarning):
 
 
 class LittleDisk(RunWarning):
-    """The disk has too little room for the checkpoints of the run."""
+    """The disk has too little room for the checkpoints of the run and its final model."""
 
     about = "little_disk"
     free_bytes: int
     needed_bytes: int
     checkpoints: int                         # that are kept
+    frees: Mapping[str, int] = field(default_factory=dict)   # bytes of what might be deleted, by path
 
     @property
     def sentence(self) -> str:
-        return (f"the disk has {self.free_bytes / 2**20:,.0f} MiB free, but {self.checkpoints} kept checkpoints, the best one "
-                f"and a new one take {self.needed_bytes / 2**20:,.0f} MiB. Free some space, or use save_total_limit=1")
+        return (f"the disk has {memory(self.free_bytes)} free, but {self.checkpoints} kept checkpoints, the best one, a new "
+                f"one and the final model take {memory(self.needed_bytes)}. Free some space, or use save_total_limit=1"
+                + _might_go(self.frees))
+
+
+class SaveWaits(RunWarning):
+    """The disk has no room for the checkpoint of `step`: training goes on, and a checkpoint is saved once there is room."""
+
+    about = "save_waits"
+    free_bytes: int
+    needed_bytes: int
+    frees: Mapping[str, int] = field(default_factory=dict)   # bytes of what might be deleted, by path
+
+    @property
+    def sentence(self) -> str:
+        return (f"the checkpoint of step {self.step:,} waits for disk space: {memory(self.free_bytes)} are free, and it takes "
+                f"{memory(self.needed_bytes)}. Training goes on, and saves as soon as there is room" + _might_go(self.frees))
+
+
+def _might_go(frees: Mapping[str, int]) -> str:
+    named = ", ".join(f"{path} ({memory(size_bytes)})" for path, size_bytes in frees.items())
+    return f". What might be deleted: {named}" if named else ""
 
 
 class Straggler(RunWarning):
@@ -313,6 +352,34 @@ class TimingSteps(Note):
     about = "timing_steps"
     says = "timing a few steps, to choose how many fit into {seconds:g} s"
     seconds: float
+
+
+class SavedAtOnce(Note):
+    """There is no memory for a copy of what a checkpoint holds, so the training waits while checkpoints are written."""
+
+    about = "saved_at_once"
+    free_bytes: int
+    needed_bytes: int
+
+    @property
+    def sentence(self) -> str:
+        return (f"checkpoints are written while the training waits: a copy of what they hold takes "
+                f"{memory(self.needed_bytes)} of memory, and {memory(self.free_bytes)} are free beside what a step takes")
+
+
+class SaveInterval(Note):
+    """The interval of save_steps=auto, chosen when the checkpoint of `step` was on the disk."""
+
+    about = "save_interval"
+    steps: int                               # optimizer steps from one save to the next
+    step_s: float                            # of the median step
+    saving_s: float                          # that the training waited for the first save
+    save_every_s: float                      # of the recipe
+
+    @property
+    def sentence(self) -> str:
+        return (f"save_steps=auto saves every {self.steps:,} steps: the training waited {self.saving_s:.2g} s for the first "
+                f"checkpoint, and about {self.steps * self.step_s:,.0f} s of training lie between two")
 
 
 # every class above that is a kind of its own, in the order of this file

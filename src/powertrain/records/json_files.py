@@ -1,7 +1,11 @@
-"""JSON files that hold one object: read with an error that names the file, written with an end of line; and whole files."""
+"""JSON files that hold one object: read with an error that names the file, written with an end of line; and whole files.
+
+A folder from elsewhere may hold a pipe or a device by the name of a file: these are refused, because opening one may never end.
+"""
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +16,23 @@ from powertrain.records.errors import WrongUse
 def read_json(path: Path, cure: str = "it was cut off or changed by hand: restore a copy of it") -> dict[str, Any]:
     """Return the object in a JSON file. Raises WrongUse, with the cure, for a file that cannot be read or holds no object."""
     try:
+        refuse_special(path)
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise WrongUse(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, WrongUse):
+            raise
         raise WrongUse(f"{path} is not whole JSON ({error}); {cure}") from error
     if not isinstance(value, dict):
         raise WrongUse(f"{path} holds no JSON object but a {type(value).__name__}; {cure}")
     return value
+
+
+def refuse_special(path: Path) -> None:
+    """Raise WrongUse for a pipe, a socket or a device; OSError where there is nothing."""
+    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+        raise WrongUse(f"{path} is a pipe, a socket or a device, which is not opened; put a file in its place")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -28,11 +41,27 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: other processes see the old content or the new one. Raises OSError."""
+    """Write a file whole or not at all: other processes see the old content or the new one, also after a power failure.
+
+    Raises OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        draft.write_bytes(content)
+        with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())          # or the name might be on the disk before the content
         os.replace(draft, path)
+        sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Return when the disk has the file, or the folder's list of names. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -114,6 +114,7 @@ class Estimate:
     steps: int
     memory_bytes: Mapping[str, int]          # component -> bytes at the peak: weights, gradients, optimizer, ...
     basis: str
+    copied_bytes: int = 0                    # of host memory, besides: the copy of a checkpoint while it is written, if free
     padding_share: float = 0.0               # of the slots that are computed
     largest_pass: Mapping[str, int] = field(default_factory=dict)  # that fits: examples, tokens, bytes at the peak
     bytes_per_step: float | None = None      # that the floor counts: products' operands and the optimizer's state

@@ -122,13 +122,15 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
     padded = f"; {estimate.padding_share:.1%} of what is computed is padding" if estimate.padding_share >= SHOWN_PADDING else ""
     fits = "" if estimate.total_memory_bytes <= hardware.free_memory_bytes else \
         f"; MORE than the {memory(hardware.free_memory_bytes)} free"
+    copied = f"; while a checkpoint is written, a copy of {memory(estimate.copied_bytes)} of the host's memory, if it is free" \
+        if estimate.copied_bytes else ""
     total = interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))
     return [
         ("Expected", f"{total} for {counted(estimate.steps, 'step')}, {count(slow)} to {count(fast)} tokens/s: "
                      f"{share / high_s:.0%} to {share / low_s:.0%} of the {limit}{padded}"),
         ("Floor", f"a step takes at least {duration(estimate.floor_s)}, limited by {estimate.bound_by}: "
                   f"{estimate.flops_per_token / 1e6:,.1f} MFLOP a token at {flops(estimate.peak_flops_per_s)}"),
-        ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}"),
+        ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}{copied}"),
         *_largest_pass_rows(estimate, hardware),
         *_shared_rows(estimate, hardware),
         ("Known from", estimate.basis)]
@@ -261,18 +263,20 @@ def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:
 
 def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:
     capability = hardware.compute_capability
+    basis = hardware.basis
     known = [("device", "device", hardware.device), ("name", "name", hardware.name), ("cores", "cores", str(hardware.cores)),
+             ("GPU that is not used", "idle_gpu", f"{idle.because}; {idle.cure}" if (idle := hardware.idle_gpu) else ""),
              ("memory", "memory_bytes", memory(hardware.memory_bytes)),
              ("free memory", "free_memory_bytes", memory(hardware.free_memory_bytes)),
              ("instructions", "instructions", ", ".join(hardware.instructions) or "unknown"),
              ("compute capability", "compute_capability", "{}.{}".format(*capability) if capability else ""),
              ("architecture", "architecture", hardware.architecture),
-             *((f"measured {dtype}", "peak_flops_per_s", flops(peak)) for dtype, peak in hardware.peak_flops_per_s.items()),
+             *((f"{basis} {dtype}", "peak_flops_per_s", flops(peak)) for dtype, peak in hardware.peak_flops_per_s.items()),
              *((f"datasheet {dtype}", "datasheet_flops_per_s", flops(peak))
                for dtype, peak in hardware.datasheet_flops_per_s.items()),
              *((name, field, f"{speed / 1e9:.3g} GB/s") for name, field, speed in (
-                 ("measured bandwidth", "bandwidth_bytes_per_s", hardware.bandwidth_bytes_per_s),
-                 ("measured copy to and from the host", "host_link_bytes_per_s", hardware.host_link_bytes_per_s)) if speed)]
+                 (f"{basis} bandwidth", "bandwidth_bytes_per_s", hardware.bandwidth_bytes_per_s),
+                 (f"{basis} copy to and from the host", "host_link_bytes_per_s", hardware.host_link_bytes_per_s)) if speed)]
     return ((name, value, hardware.sources.get(field, "")) for name, field, value in known if value)
 
 

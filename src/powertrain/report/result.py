@@ -92,6 +92,7 @@ def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float 
         rows.append(("Adapters", _adapters(adapters.modules)))
     if end.clipped_steps:
         rows.append(("Clipped", f"{end.clipped_steps:,} of {end.step:,} steps had a gradient norm above max_grad_norm"))
+    rows += _saving_rows([event for event in events if isinstance(event, kinds.Saved)], sum(step.seconds for step in steps))
     rows += _memory_rows(last_of(Memory, events), end.peak_memory_bytes)
     return rows + _next_rows(end.reason, folder, start)
 
@@ -149,6 +150,15 @@ def _process_rows(steps: Sequence[Step], start: Start) -> list[Row]:
     return [("Processes", f"{start.processes}: communication took {shared.communication_share:.0%} of the steps' time, waiting "
                           f"for the slowest process {shared.waiting_share:.0%}; the one with the most tokens had "
                           f"{shared.token_imbalance:.2f} times the mean")]
+
+
+def _saving_rows(saved: Sequence[kinds.Saved], steps_s: float) -> list[Row]:
+    if not saved or not steps_s:
+        return []
+    waited_s, most_s = sum(event.seconds for event in saved), max(event.seconds for event in saved)
+    return [("Checkpoints", f"{len(saved)} saved, the last one of {memory(saved[-1].bytes)}; the training waited "
+                            f"{duration(waited_s)} for them ({waited_s / steps_s:.1%} of its time), at most "
+                            f"{duration(most_s)} for one")]
 
 
 def _memory_rows(measured: Memory | None, peak_bytes: int | None) -> list[Row]:

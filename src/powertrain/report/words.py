@@ -4,12 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from powertrain.records.sizes import digits as digits
+from powertrain.records.sizes import memory as memory
+
 LARGEST_LOSS = 700.0         # nats: e to the power of more is more than a float holds
-
-
-def digits(value: float) -> str:
-    """Return the number with three digits, or all digits before the point; without an exponent."""
-    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def perplexity(loss: float) -> float:
@@ -28,13 +26,6 @@ def count(value: float) -> str:
 def counted(number: float, noun: str) -> str:
     """Return '1 step' or '12.3 M steps'."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
-
-
-def memory(size_bytes: float) -> str:
-    for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if abs(size_bytes) >= limit:
-            return f"{digits(size_bytes / limit)} {unit}"
-    return f"{size_bytes:.0f} bytes"
 
 
 def flops(per_s: float) -> str:

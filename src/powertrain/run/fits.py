@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
+from powertrain.cost import weights
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, total_bytes
 from powertrain.cost.precision import unit_of
-from powertrain.cost.weights import state_bytes
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
 from powertrain.models.config import make_config
 from powertrain.records import Facts, ModelFacts, Plan, WrongUse
 from powertrain.run.prepare import Prepared
-from powertrain.shapes import FP32
 
 if TYPE_CHECKING:
     from powertrain.training.setup import Setup
@@ -50,9 +49,8 @@ def needed_bytes(facts: Facts, plan: Plan) -> int:
 
 
 def checkpoint_bytes(prepared: Prepared) -> int:
-    """Return what a checkpoint of such a run takes on the disk: the trained weights in fp32, and the optimizer's state."""
-    model, workload = prepared.facts.model, planner.workload_of(prepared.facts, prepared.plan)
-    return FP32 * model.trainable + state_bytes(model, workload.optimizer)
+    """Return what a checkpoint of such a run takes on the disk."""
+    return weights.checkpoint_bytes(prepared.facts.model, planner.workload_of(prepared.facts, prepared.plan).optimizer)
 
 
 def workload_of_step(workload: Workload, setup: Setup, step: int) -> Workload:

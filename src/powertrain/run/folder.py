@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
+from powertrain.records.errors import NAMED
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, Start, Step
 from powertrain.records.json_files import read_json, replace_file, write_json
@@ -26,8 +27,8 @@ from powertrain.records.timeline import last_of
 RUNS = Path("runs")
 NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run of that recipe
 # what may change between a run and its continuation: it decides when something is written, not what is learned
-FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps",
-                  "max_eval_samples", "sample", "memory_check")
+FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_every_s",
+                  "save_total_limit", "on_disk_full", "eval_steps", "max_eval_samples", "sample", "memory_check")
 BEGINNINGS = {".lock", "stacks", "checkpoints", "facts.json", "plan.json", "origins.json"}       # all before the recipe
 
 
@@ -166,8 +167,10 @@ def _got_lock(file: TextIO, *, alone: bool) -> bool | None:
 # ------------------------------------------------------------------------------------------------ recipe and plan on disk
 
 
-def write_recipe(folder: RunFolder, resolved: Resolved) -> None:
-    """Write the origins of a recipe's values, then the recipe: each whole or not at all. With recipe.yaml there is a run."""
+def write_beginning(folder: RunFolder, facts: Mapping[str, Any], plan: Mapping[str, Any], resolved: Resolved) -> None:
+    """Write what a run is made of, each file whole or not at all, the recipe last: with recipe.yaml there is a run."""
+    write_json(folder.facts, facts)
+    write_json(folder.plan, plan)
     write_json(folder.origins, {key: origin.to_json() for key, origin in resolved.origins.items()})
     replace_file(folder.recipe, resolved.to_yaml().encode())
 
@@ -180,6 +183,9 @@ def stored_recipe(folder: RunFolder) -> dict[str, tuple[Any, Origin]]:
         raise WrongUse(f"{folder.recipe} is empty; it was cut off or changed by hand")
     found = origins.from_json(read_json(folder.origins), str(folder.origins)) if folder.origins.is_file() else \
         origins.from_old_comments(text)
+    if lacking := [key for key in found if key not in values]:       # a recipe that is cut off is one with fewer keys
+        raise WrongUse(f"{folder.recipe} has no {', '.join(lacking[:NAMED])}, and origins.json beside it says where each came "
+                       "from; the recipe was cut off or changed by hand: restore a copy of it")
     return {key: (value, found.get(key, Origin("unknown"))) for key, value in values.items()}
 
 
@@ -200,6 +206,17 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
         raise WrongUse(f"{folder.path} cannot continue with another recipe: {', '.join(different)}. Leave these values out, or "
                        "start a new run with --output")
     return new
+
+
+def check_whole(folder: RunFolder) -> None:
+    """Raise WrongUse where a file that every run has from its beginning is missing or damaged."""
+    missing = [path.name for path in (folder.facts, folder.plan) if not path.exists()]
+    if missing:
+        raise WrongUse(f"{folder.path} has no {' and no '.join(missing)}, which a run writes before its first step; it cannot "
+                       "be continued: copy the missing files back, or start a new run with another --output")
+    read_json(folder.facts)
+    read_json(folder.plan)
+    stored_recipe(folder)
 
 
 def check_same(folder: RunFolder, resolved: Resolved) -> None:

@@ -227,9 +227,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         setup = build_setup(prepared).shared_by(ranks)
         prepared, setup = _with_length(prepared, setup, record)
         if ranks.is_writer:
-            write_json(folder.facts, to_plain(prepared.facts))
-            write_json(folder.plan, planner.to_json(prepared.plan))
-            run_folder.write_recipe(folder, prepared.resolved)       # last: with it the folder holds a run
+            run_folder.write_beginning(folder, to_plain(prepared.facts), planner.to_json(prepared.plan), prepared.resolved)
         state = new_state(setup, prepared.recipe.weight_decay)
         part = Part(prepared, setup, state, folder, record, write_sample, interrupt)
         with _until_the_end(part):
@@ -271,7 +269,8 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
             load_checkpoint(checkpoint, part.state)
         ranks.barrier()                      # all have read before the writer moves anything
         if ranks.is_writer and (made := planner.to_json(prepared.plan)) != read_json(folder.plan):
-            write_json(folder.plan, made)    # for other processes, or for another way to share the run
+            write_json(folder.plan, made)    # for other processes, another way to share the run, or another kind of device
+            write_json(folder.facts, to_plain(prepared.facts))
         with _until_the_end(part):
             part.emit(events.Resume(step=part.state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
                                     **_start_fields(part)), durable=True)

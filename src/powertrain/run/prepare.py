@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import powertrain
 from powertrain import planner
-from powertrain.facts.clusters import machine_of
+from powertrain.facts.clusters import machine_and_software
 from powertrain.facts.hardware import read_hardware, shared_by
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved, flat
-from powertrain.records import Facts, Plan, WrongUse
+from powertrain.records import Facts, Hardware, Plan, WrongUse, to_plain
 from powertrain.run.learned import read_tuned, with_speeds
 from powertrain.run.links import with_links
 from powertrain.run.material import Material, pretrained_material, scratch_material
@@ -58,6 +58,33 @@ class Prepared:
         return self.facts.data.examples / self.facts.data.train_batch_size
 
 
+def differences(before: Plan, after: Plan) -> list[str]:
+    """Return a clause for each technique that one plan has otherwise than the other, such as "bf16 off"."""
+    then, now = ({step.technique.name: step.technique for step in plan.steps} for plan in (before, after))
+    return [f"{name} {'off' if name not in now else 'on' if name not in then else f'from {then[name]} to {now[name]}'}"
+            for name in dict.fromkeys([*then, *now]) if then.get(name) != now.get(name)]
+
+
+def is_like(hardware: Hardware, then: Mapping[str, Any]) -> bool:
+    """Return whether a device is of the kind that a run's facts.json names: a CPU, a Mac's GPU, or a GPU of one generation."""
+    now = to_plain(hardware)
+    return all(now[field] == then.get(field, now[field]) for field in ("device", "compute_capability", "architecture"))
+
+
+def with_stored_plan(prepared: Prepared, stored: Plan, then: Mapping[str, Any], say: Say) -> Prepared:
+    """Return the run with the plan that it was started with, since another plan may round differently.
+
+    On another kind of device than the one of `then` (the hardware in facts.json) it keeps the plan made here, and says what
+    changes.
+    """
+    if is_like(prepared.facts.hardware, then):
+        return replace(prepared, plan=stored)
+    changes = "; ".join(differences(stored, prepared.plan)) or "nothing"
+    say(f"this run began on {then.get('name', 'another device')}, and goes on on {prepared.facts.hardware.name} with a plan of "
+        f"its own: the same training, rounded otherwise. What changes: {changes}")
+    return prepared
+
+
 def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, here: int | None = None,
             machine: str | None = None) -> Prepared:
     """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained.
@@ -68,10 +95,12 @@ def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, he
         check_batch(resolved.recipe, processes)
         say("looking at the machine (measured once, then cached)")
         hardware = with_speeds(with_links(shared_by(read_hardware(cache), processes, here or processes), cache), cache)
+        if (idle := hardware.idle_gpu) is not None:
+            say(f"the run will use the CPU: {idle.because}; {idle.cure}")
+        software = read_software(hardware)
     else:
-        hardware = machine_of(machine, cache)
+        hardware, software = machine_and_software(machine, cache)
         check_batch(resolved.recipe, hardware.processes)
-    software = read_software(hardware)
     if resolved.recipe.method == "scratch":
         say(f"reading {resolved.recipe.data.source}")
         material = scratch_material(resolved, cache)

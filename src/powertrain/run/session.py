@@ -6,7 +6,6 @@ second try draws other masks than the first, because its passes are others.
 """
 
 import contextlib
-import errno
 import gc
 import os
 import shutil
@@ -20,16 +19,17 @@ from powertrain.data.publishing import sync
 from powertrain.models.adapters.attached import measure_adapters
 from powertrain.models.adapters.files import save_model
 from powertrain.recipe import in_steps
-from powertrain.records import NotDurable, RunFailed, events, to_plain
+from powertrain.records import NotDurable, events, to_plain
 from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit
 from powertrain.records.json_files import write_json
-from powertrain.run.fits import checkpoint_bytes, cures, largest_pass, with_smaller_passes
+from powertrain.run import saving
+from powertrain.run.disk import check_disk, refused
+from powertrain.run.fits import cures, largest_pass, with_smaller_passes
 from powertrain.run.folder import RunFolder
 from powertrain.run.learned import keep_speed
 from powertrain.run.links import keep_link, measure_link
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
-from powertrain.training.checkpoint import keep_only, save_checkpoint
 from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
 from powertrain.training.pipeline import stages_gathered
@@ -45,11 +45,24 @@ def start_run(prepared: Prepared, listener: Listener, write_sample: WriteSample)
 
 def run(part: Part) -> None:
     """Take the steps that are left, until a signal asks to stop; after the last step, write the model."""
-    state, total_steps = part.state, part.prepared.total_steps
     check_disk(part)
     _learn_link(part)
     gc.collect()
     gc.freeze()                              # the objects that exist now stay; the collector need not look at them each time
+    saves = saving.saves_of(part)
+    try:
+        _take_steps(part, saves)
+    except BaseException:
+        saving.leave(part, saves)
+        raise
+    if part.stopped_by is None:
+        write_model(part)
+        if part.prepared.cache is not None and part.ranks.world == 1:
+            keep_speed(part.prepared.cache, part.prepared.facts, part.prepared.plan, part.step_s)
+
+
+def _take_steps(part: Part, saves: saving.Saves) -> None:
+    state, total_steps = part.state, part.prepared.total_steps
     setup, steps = part.setup, part.steps()
     while state.step < total_steps and part.stopped_by is None:
         too_large = None
@@ -64,13 +77,9 @@ def run(part: Part) -> None:
             go_on_smaller(part, too_large)
         else:
             part.pending.append(result)
-            _between(part, ledger)
+            _between(part, saves, ledger)
         if part.setup is not setup:          # a step or an evaluation needed smaller passes
             setup, steps = part.setup, part.steps()
-    if part.stopped_by is None:
-        write_model(part)
-        if part.prepared.cache is not None and part.ranks.world == 1:
-            keep_speed(part.prepared.cache, part.prepared.facts, part.prepared.plan, part.step_s)
 
 
 def _learn_link(part: Part) -> None:
@@ -90,22 +99,23 @@ def exit_code(part: Part) -> int:
     return STOPPED_AND_SAVED if part.stopped_by is not None else NotDurable.exit_code if part.checkpoint_failed else DONE
 
 
-def _between(part: Part, ledger: MemoryLedger | None) -> None:
+def _between(part: Part, saves: saving.Saves, ledger: MemoryLedger | None) -> None:
     """Read, evaluate and save after a step where that is due."""
     prepared, recipe, state = part.prepared, part.prepared.recipe, part.state
-    eval_every, save_every = (in_steps(every, prepared.steps_per_epoch) for every in (recipe.eval_steps, recipe.save_steps))
+    eval_every = in_steps(recipe.eval_steps, prepared.steps_per_epoch)
+    saving.look(part, saves)
     asked = part.ranks.first(part.interrupt.requested)
     last, stop = state.step == prepared.total_steps, asked is not None
     evaluating = eval_every > 0 and state.step % eval_every == 0 and not last
-    saving = save_every > 0 and state.step % save_every == 0
-    if last or stop or evaluating or saving or ledger is not None or state.step % recipe.logging_steps == 0:
+    due = saving.is_due(part, saves)
+    if last or stop or evaluating or due or ledger is not None or state.step % recipe.logging_steps == 0:
         part.read_steps()
     if ledger is not None:                   # after the watched step itself: events stand in the order in which things happened
         part.emit_memory(ledger)
     if last or (evaluating and not stop):
         _evaluate(part, final=last)
-    if last or stop or saving:
-        save(part, required=stop)
+    if last or stop or due:
+        saving.save(part, saves, required=stop)
     if stop and not last:
         part.stopped_by = asked
 
@@ -167,58 +177,7 @@ def clear_step(state: State) -> None:
         torch.cuda.empty_cache()
 
 
-# ------------------------------------------------------------------------------------------------ checkpoints and the model
-
-
-def check_disk(part: Part) -> None:
-    """Warn before the training, not at its last checkpoint. One more than is kept exists while a new one is written."""
-    kept = part.prepared.recipe.save_total_limit
-    needed_bytes = (kept + 2) * checkpoint_bytes(part.prepared)
-    free_bytes = shutil.disk_usage(part.folder.path).free
-    if free_bytes < needed_bytes and part.state.step == 0:
-        part.emit(events.LittleDisk(free_bytes=free_bytes, needed_bytes=needed_bytes, checkpoints=kept))
-
-
-def save(part: Part, *, required: bool) -> None:
-    """Write a checkpoint. A disk that refuses stops only a run that has to end now: the next save tries again."""
-    failed = _save(part)
-    part.checkpoint_failed = None
-    if failed is None:
-        return
-    part.checkpoint_failed = f"step {failed.step:,} could not be saved: {failed.why}"
-    if required:
-        raise RunFailed(f"{part.checkpoint_failed}; the checkpoints before it are whole. {failed.cure}")
-    part.emit(failed)
-
-
-def _save(part: Part) -> events.CheckpointFailed | None:
-    """Save, in all processes; return why the disk refused it, or None."""
-    began, state, checkpoints = time.perf_counter(), part.state, part.folder.checkpoints
-    if part.ranks.is_writer:                 # before the checkpoint: a resumed run must find the events of steps not repeated
-        part.record.flush(durable=True, step=state.step)
-    try:
-        saved = save_checkpoint(checkpoints, state, part.ranks)
-    except OSError as error:
-        return _refused(part, error)
-    if not part.ranks.is_writer:
-        return None
-    try:
-        keep_only(checkpoints, newest=part.prepared.recipe.save_total_limit, evaluations=state.evaluations)
-    except OSError as error:
-        part.emit(events.CheckpointNotDeleted(step=state.step, why=error.strerror or str(error), folder=str(checkpoints)))
-    size_bytes = sum(file.stat().st_size for file in saved.iterdir())
-    part.emit(events.Saved(step=state.step, path=str(saved), bytes=size_bytes, seconds=time.perf_counter() - began),
-                     durable=True)
-    return None
-
-
-def _refused(part: Part, error: OSError) -> events.CheckpointFailed:
-    """Return what a disk refused and, where the disk is full, what is free and what a checkpoint needs."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return events.CheckpointFailed(step=part.state.step, why=error.strerror or str(error), folder=str(part.folder.checkpoints),
-                                   last=part.state.step == part.prepared.total_steps,
-                                   free_bytes=shutil.disk_usage(part.folder.path).free if full else None,
-                                   needed_bytes=checkpoint_bytes(part.prepared) if full else None)
+# ------------------------------------------------------------------------------------------------ the final model
 
 
 def write_model(part: Part) -> None:
@@ -247,7 +206,8 @@ def _write_model(part: Part) -> str | None:
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         besides = "" if part.checkpoint_failed is None else f" ({part.checkpoint_failed})"
+        cure = refused(part, error, part.state.step).cure
         return (f"the model is trained, but could not be written to {model_folder}: {error.strerror or error}. "
-                f"{_refused(part, error).cure}, then `powertrain train --resume {part.folder.path}` writes it{besides}")
+                f"{cure}, then `powertrain train --resume {part.folder.path}` writes it{besides}")
     part.emit(events.ModelSaved(path=str(model_folder), step=part.state.step, seconds=time.perf_counter() - began))
     return None

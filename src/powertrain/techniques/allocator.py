@@ -17,6 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)
 STUDY = "2026-11-21_ablation-docstrings"
 CUDA_SETTING = "expandable_segments:True"
+READ_BACK_SINCE = (2, 12)                    # the first torch that tells its allocator's settings
 FRAGILE = {"microsoft": "on WSL2 (pytorch#192330)", "tegra": "with the driver of a Jetson"}      # by the kernel's release
 
 
@@ -43,6 +44,9 @@ class Allocator(Technique):
         if run.hardware.device == "cuda":
             if (why := _why_not_expandable(run.hardware)) is not None:
                 return cls.refuse(Why.HARDWARE_LACKS, why)
+            if run.software.release("torch") < READ_BACK_SINCE:
+                return cls.refuse(Why.DOES_NOT_APPLY, f"torch {run.software.versions.get('torch', '')} does not tell which "
+                                  "settings its allocator has, so nothing could confirm this one; torch 2.12 does")
             return cls("cuda").on("expandable segments avoid gaps between blocks whose size changes",
                                   Effect((0.98, 1.01), 0, basis="guess: not measured yet", guessed=True))
         if run.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
@@ -76,10 +80,11 @@ def _expand_segments() -> None:
 
 
 def _cuda_settings() -> str:
-    """Return the settings of torch's allocator, as it gives them back."""
+    """Return the settings of torch's allocator, as it gives them back; "" where torch is older than READ_BACK_SINCE."""
     import torch
 
-    return str(torch._C._accelerator_getAllocatorSettings())
+    tell = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    return "" if tell is None else str(tell())
 
 
 def _why_not_expandable(hardware: Hardware) -> str | None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.fitting import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, unit_of
+from powertrain.cost.workload import attention_of
 from powertrain.models.kernels.ragged import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal
+from powertrain.shapes import gpu_attention
 from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
+    import torch
+
     from powertrain.cost.workload import Workload
     from powertrain.models.kernels.attention import Attention
     from powertrain.training.setup import Setup
@@ -68,9 +71,10 @@ class AttentionKernel(Technique):
                                  Effect((low, high), 0, basis=f"study: {study}"))
         claim = Effect((0.5, 0.95), 0, basis="guess: not measured yet", guessed=True)
         if not ragged:
-            return cls("sdpa").on(f"{shown}, all of one length, run in torch's flash kernel", claim)
+            return cls("sdpa").on(f"{shown}, all of one length; {_by_torch(run)}", claim)
         if (reason := _why_no_varlen(run)) is not None:
-            return cls("sdpa").on(f"{shown}, one call for each length; the varlen kernel is not used because {reason}", claim)
+            return cls("sdpa").on(f"{shown}, one call for each length; {_by_torch(run)}; the varlen kernel is not used because "
+                                  f"{reason}", claim)
         return cls("varlen").on(f"{shown}: one FlashAttention call for all lengths, without a mask", claim)
 
     @classmethod
@@ -108,9 +112,21 @@ class AttentionKernel(Technique):
             raise NotApplied(f"attention_kernel: attention runs by {name_of(setup.attention)}, not {self.kernel!r}")
         if self.kernel == "varlen" and setup.precision.compute_dtype is torch.float32:
             raise NotApplied("attention_kernel: varlen attention needs bf16 or fp16, and the setup computes in fp32")
+        if self.kernel == "sdpa" and (config := getattr(setup.model, "config", None)) is not None:
+            self._confirm_fused(next(setup.model.parameters()).device, setup.precision.compute_dtype, config.head_width,
+                                masked=config.window is not None)
+
+    def _confirm_fused(self, device: torch.device, dtype: torch.dtype, head_width: int, *, masked: bool) -> None:
+        from powertrain.models.kernels.attention import torch_falls_back
+
+        if device.type == "cuda" and torch_falls_back(device, dtype, head_width, masked=masked):
+            raise NotApplied(f"attention_kernel: torch has no fused attention for {dtype} and heads of {head_width} on this "
+                             "GPU, so sdpa would store the attention weights of all pairs of tokens, which the plan does not "
+                             "count; set techniques.attention_kernel.kernel=math to go on with them")
 
     def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, attention_saves_scores=self.kernel in SAVE_SCORES, kernel=self.kernel)
+        plain = self.kernel == "sdpa" and not workload.fused_attention
+        return replace(workload, attention_saves_scores=plain or self.kernel in SAVE_SCORES, kernel=self.kernel)
 
 
 def _never_ragged(run: PlannedRun) -> str | None:
@@ -139,6 +155,22 @@ def _why_no_ragged(run: PlannedRun) -> tuple[str | None, str]:
     return None, f"the kernel will be compiled as the run starts, in about {COMPILE_S:.0f} s"
 
 
+def _by_torch(run: PlannedRun) -> str:
+    """Return a clause: which of torch's attention kernels runs on this GPU."""
+    model, fused = run.model, attention_of(run.hardware)
+    masked = model.window is not None and model.window < longest_example(run.data)
+    nbytes = 4 if run.decided.dtype == "fp32" else 2
+    kernel = gpu_attention(fused, nbytes, model.head_width, masked=masked)
+    if kernel == "flash":
+        return "torch's flash kernel runs"
+    where = "on MPS" if run.hardware.device == "mps" else f"for heads of {model.head_width} in {run.decided.dtype} on this GPU"
+    if kernel == "math":
+        return f"torch has no fused attention {where}, so the attention weights of all pairs of tokens are stored"
+    why = "a sliding window needs a mask" if masked else "it computes in fp32" if nbytes == 4 else "flash needs a newer GPU"
+    repeated = "; keys and values are repeated for each query head" if model.kv_heads < model.heads else ""
+    return f"torch's memory-efficient kernel runs, because {why}{repeated}"
+
+
 def _why_no_varlen(run: PlannedRun) -> str | None:
     """Return why FlashAttention over documents of any lengths cannot run here, or None."""
     model, capability, dtype = run.model, run.hardware.compute_capability, run.decided.dtype
@@ -151,9 +183,5 @@ def _why_no_varlen(run: PlannedRun) -> str | None:
     if model.head_width > VARLEN_WIDTH or model.head_width % 8:
         return f"it needs heads whose width is a multiple of 8 up to {VARLEN_WIDTH}, and these have {model.head_width}"
     found, needed = run.software.versions.get("torch", ""), ".".join(map(str, VARLEN_TORCH))
-    return None if _release(found) >= VARLEN_TORCH else f"it needs torch {needed} or newer, and this is torch {found}"
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version such as "2.13.0+cpu"."""
-    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
+    is_new = run.software.release("torch") >= VARLEN_TORCH
+    return None if is_new else f"it needs torch {needed} or newer, and this is torch {found}"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from powertrain.cost.estimate import COMPILER_PARTS, estimate
-from powertrain.cost.fitting import longest_example, planned_room_bytes, total_bytes
+from powertrain.cost.fitting import in_passes_of_one, longest_example, planned_room_bytes, total_bytes
 from powertrain.cost.precision import unit_of
 from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
 from powertrain.cost.workload import Workload
@@ -33,6 +33,7 @@ GIB = 2**30
 PASSES_A_STAGE = 4           # of a pipeline: then a process waits for less than a fifth of the step
 WORTH_IT = 2                 # times its own cost that compiling has to save
 NOTHING: Mapping[str, Any] = {}
+LARGEST = 2**31 - 1          # whole-number setting
 
 
 class Exactness(enum.Enum):
@@ -94,11 +95,8 @@ class PlannedRun(Facts):
         return cls(**{each.name: getattr(facts, each.name) for each in fields(Facts)}, recipe=recipe, decided=decided)
 
     def one_example(self, **changes: Any) -> Workload:
-        """Return a step whose passes have one example each, the longest there is."""
-        divided = {name: getattr(self.decided, name)
-                   for name in ("shards", "sharded_stage", "replicas", "tensor_degree", "stages")}
-        return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1,
-                        loss_has_terms=self.loss_has_terms, **{**divided, **changes})
+        """Return the step as it is decided so far, but in passes of one example each, the longest there is."""
+        return replace(in_passes_of_one(self.decided, longest_example(self.data)), **changes)
 
     @property
     def least_passes(self) -> int:
@@ -149,6 +147,7 @@ class Technique:
     slots: ClassVar[frozenset[str]] = frozenset()        # of techniques that share a slot at most one is in force
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}        # of a setting: the values that it may have
     may_be_zero: ClassVar[frozenset[str]] = frozenset()  # of the whole-number settings; the others are 1 or more
+    most: ClassVar[Mapping[str, int]] = NOTHING          # of the whole-number settings; of the others LARGEST
     native_only: ClassVar[bool] = False      # it changes the inside of the built-in decoder
     needs_whole_weights: ClassVar[bool] = False          # it cannot be where processes divide each weight among them
     asked_first: ClassVar[bool] = False      # others depend on its decision, though it is applied after them
@@ -164,6 +163,8 @@ class Technique:
                 raise ValueError(f"{key}={value!r} is none of {', '.join(self.choices[setting])}")
             if type(value) is int and value < least:
                 raise ValueError(f"{key} is {value}; use {least} or more")
+            if type(value) is int and value > (most := self.most.get(setting, LARGEST)):
+                raise ValueError(f"{key} is more than {most:,}; use {most} or less")
 
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:

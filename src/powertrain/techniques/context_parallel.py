@@ -31,7 +31,7 @@ class ContextParallel(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Refusal:
         longest = longest_example(run.data)
-        need = run.need(run.one_example(optimizer=run.optimizer))
+        need = run.need(run.one_example(attention_saves_scores=False))
         return cls.refuse(Why.NOT_BUILT, f"Powertrain cannot divide a document among processes yet; the longest example has "
                           f"{longest:,} tokens, and a pass of it alone needs {need}", numbers=need.numbers)
 

@@ -32,6 +32,7 @@ SMALL_STUDY = "2026-11-21_fused-blocks-char-cpu"
 CALLS_S = 4 * 140e-6         # of a block's pass, in torch's checks before compiled code, as profiled on two cores
 LARGEST_CALLS_SHARE = 0.1    # of the time that the block's products take; at 0.25 a small model was slower (SMALL_STUDY)
 KERNELS = ("compiled", "triton")             # no study has chosen the second yet: it is for pins
+WIDEST_ROW = 8192            # that Triton's kernels have in registers: at 16,384 they spill, on sm_80 with 8 warps and with 16
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
 
@@ -108,6 +109,10 @@ class FusedBlocks(Technique):
         if run.hardware.device != "cuda":
             return cls.refuse(Why.HARDWARE_LACKS, "Triton's kernels need a GPU, and this run computes on "
                               f"{run.hardware.device!r}; use kernels=compiled",
+                              cure=("techniques.fused_blocks.kernels=compiled",))
+        if run.model.width > WIDEST_ROW:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"Triton's kernels hold a token's {run.model.width:,} numbers in registers, "
+                              f"where at most {WIDEST_ROW:,} fit; use kernels=compiled",
                               cure=("techniques.fused_blocks.kernels=compiled",))
         return cls.without_parts(run, ("triton",))
 

@@ -40,8 +40,8 @@ class MicroBatch(Technique):
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         data, hardware = run.data, run.hardware
         tokens, batch = fitting.longest_example(data), data.train_batch_size
-        target, most = fitting.wanted_tokens(hardware), fitting.fitting_tokens(run.model, hardware, tokens)
-        suited, shared = fitting.padded_examples(run.model, data, hardware), -(-batch // run.least_passes)
+        target, most = fitting.wanted_tokens(hardware), fitting.fitting_tokens(run.model, run.decided, hardware, tokens)
+        suited, shared = fitting.padded_examples(run.model, run.decided, data, hardware), -(-batch // run.least_passes)
         wanted = min(suited, shared)
         shape = f"{batch} x {data.block} tokens" + ("" if data.kind == "blocks" else " on average")
         if run.decided.packs:
@@ -55,7 +55,7 @@ class MicroBatch(Technique):
         examples = _even_split(batch, wanted)
         limit = (f"leaves a share for each of {hardware.processes} processes" if shared < suited else
                  "fits the memory" if most < target else "suits the caches" if hardware.device == "cpu" else "is large enough")
-        saved_bytes = fitting.memory_of_examples(run.model, tokens)[1] * (batch - examples)
+        saved_bytes = fitting.memory_of_examples(run.model, run.decided, tokens)[1] * (batch - examples)
         return cls(examples).on(
             f"{-(-batch // examples)} passes of {examples} example{'s' * (examples > 1)}: a pass of about "
             f"{examples * data.block:,} tokens {limit}, and the whole batch has {batch * data.block:,}",
@@ -65,7 +65,7 @@ class MicroBatch(Technique):
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         """Return sizes near the one that the plan would take: the batch halved n times; None is the whole batch in one pass."""
-        batch, suit = run.data.train_batch_size, fitting.padded_examples(run.model, run.data, run.hardware)
+        batch, suit = run.data.train_batch_size, fitting.padded_examples(run.model, run.decided, run.data, run.hardware)
         sizes = [-(-batch // parts) for parts in (2, 4, 8, 16, 32, 64) if parts <= batch]
         near = sorted(sizes, key=lambda size: abs(math.log2(size / suit)))[:TRIED]
         return None, *(cls(size) for size in sorted(near, reverse=True))

@@ -51,7 +51,7 @@ class Packing(Technique):
         model, data, hardware = run.model, run.data, run.hardware
         if data.kind == "blocks":
             return cls.refuse(Why.DOES_NOT_APPLY, f"all examples have {data.block} tokens, so there is no padding")
-        fitting, step_tokens = fitting_tokens(model, hardware, data.block), data.train_batch_size * data.block
+        fitting, step_tokens = fitting_tokens(model, run.decided, hardware, data.block), data.train_batch_size * data.block
         tokens = min(wanted_tokens(hardware), fitting)
         if run.least_passes > 1:             # a pass for each at least
             tokens = min(tokens, -(-step_tokens // run.least_passes))

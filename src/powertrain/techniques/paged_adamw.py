@@ -37,7 +37,7 @@ class PagedAdamW(OptimizerForm):
             return cls.refuse(Why.HARDWARE_LACKS, f"NVIDIA's driver does the paging, and this run is on {run.hardware.name}")
         if (missing := cls.without_parts(run, (paged.part or "",))) is not None:
             return missing
-        need = run.need(run.one_example(attention_saves_scores=False, optimizer=run.optimizer))
+        need = run.need(run.one_example(attention_saves_scores=False))
         moments_bytes = state_bytes(run.model, run.optimizer)
         shown = f"a step needs {need.needed_bytes / GIB:.2f} of {need.room_bytes / GIB:.1f} GiB, moments " \
                 f"{moments_bytes / GIB:.2f} of it"

@@ -63,7 +63,7 @@ class SavedActivations(Technique):
         if not run.decided.fused_blocks:
             return cls.refuse(Why.DOES_NOT_APPLY, "this needs fused_blocks, which is off", cure=("techniques.fused_blocks=on",),
                               rival="fused_blocks")
-        plain = run.one_example(attention_saves_scores=False, fused_blocks=True, device=hardware.device)
+        plain = run.one_example()
         need, tokens = run.need(plain), plain.block
         shown = f"one example of {tokens:,} tokens needs {need}"
         if need.is_met:

@@ -161,7 +161,7 @@ def _least_exchanged(run: PlannedRun) -> tuple[int, int]:
     for replicas in (*a_node, 1):
         for stage in STAGES:
             divided = {"shards": processes // replicas, "sharded_stage": stage, "replicas": replicas}
-            if run.need(run.one_example(optimizer=run.optimizer, **divided)).is_met:
+            if run.need(run.one_example(attention_saves_scores=False, **divided)).is_met:
                 return stage, replicas
     return STAGES[-1], 1
 

@@ -138,7 +138,7 @@ def _left_over(model: ModelFacts, degree: int, processes: int) -> str:
 
 def _need(run: PlannedRun, **changes: int) -> Need:
     """Return what one example needs in a process with the fewest activations: each block recomputes its own."""
-    return run.need(run.one_example(optimizer=run.optimizer, checkpoint_every=1, attention_saves_scores=False, **changes))
+    return run.need(run.one_example(checkpoint_every=1, attention_saves_scores=False, **changes))
 
 
 def _whole_elements(weight: Any) -> int:

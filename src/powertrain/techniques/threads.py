@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 FEW_CORES = 4                # up to here every number of threads is worth a try
+MOST_THREADS = 4096          # of a process, on any machine
+MOST_A_CORE = 16             # of threads that only wait for each other: 250 a core do not finish a step in minutes
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Threads(Technique):
     name = "threads"
     does = "uses one thread for each physical core"
     decides_by: ClassVar = {"threads": "threads"}
+    most: ClassVar = {"threads": MOST_THREADS}
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     source = "PyTorch performance tuning guide, CPU: torch.set_num_threads = physical cores"
@@ -55,6 +58,16 @@ class Threads(Technique):
             return ()
         counts = range(1, cores + 1) if cores <= FEW_CORES else (cores // 4, cores // 2, 3 * cores // 4, cores)
         return None, *(cls(count) for count in counts if count != run.hardware.default_threads)
+
+    def unmet(self, run: PlannedRun) -> Refusal | None:
+        """Return why this machine cannot run so many threads, or None."""
+        cores = max(run.hardware.cores, run.hardware.default_threads or 0, 1)
+        if self.threads <= MOST_A_CORE * cores:
+            return None
+        on = f"{cores} core{'s' * (cores != 1)}"
+        return self.refuse(Why.HARDWARE_LACKS, f"{self.threads} threads on {on} would only wait for each other; at most "
+                           f"{MOST_A_CORE} a core, here {MOST_A_CORE * cores}, are started",
+                           cure=(f"techniques.threads.threads={cores}",))
 
     def apply(self, setup: Setup) -> Setup:
         import torch

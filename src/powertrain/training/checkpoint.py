@@ -15,33 +15,33 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from powertrain.data.publishing import sync
-from powertrain.models.huggingface.folder import save_tensors
 from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import Cut, cut_of, divided_as, is_divided, own_part, whole_shape
+from powertrain.training.stored import PLACES, Stored, as_safetensors, write_file
 
 T = TypeVar("T")
 Parts = Mapping[str, tuple[Tensor, Cut | None]]      # name -> what this process has of a tensor
+Files = dict[str, Iterable[bytes | memoryview]]          # name -> content
+WRITER = "checkpoint writer"                 # the name of its thread
 FORMAT, SHARDED_FORMAT = 1, 2
 FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "MANIFEST.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 ONCE_WRITTEN = {"random.safetensors"}        # by earlier versions, before each pass had a seed of its own; it is not read
-PLACES = "places"                            # in a shard's metadata: key -> the tensor it is a part of, dimension, first row
 
 
 def save_checkpoint(folder: Path, state: State, ranks: Ranks = ALONE) -> Path:
@@ -49,23 +49,120 @@ def save_checkpoint(folder: Path, state: State, ranks: Ranks = ALONE) -> Path:
 
     Raises OSError (of the disk) and WeightsNotFinite, in all processes.
     """
-    broken = [name for name, parameter in _trained(state).items() if not bool(torch.isfinite(own_part(parameter)).all())]
+    return Save(folder, state, ranks, beside=False).finish()
+
+
+class Save:
+    """A checkpoint on its way to the disk. Every process of the run makes it, and calls its methods, after the same step.
+
+    With `beside` the state is copied into host memory first, and a thread of each process writes the copy beside the training:
+    hashing, writing and syncing hold no lock that training needs. The thread exchanges nothing with other processes. It
+    publishes the checkpoint of a run of one process; several processes exchange their entries and publish in `finish`.
+    Raises WeightsNotFinite and OSError in all processes.
+    """
+
+    def __init__(self, folder: Path, state: State, ranks: Ranks = ALONE, *, beside: bool = True) -> None:
+        _refuse_broken(state, ranks)
+        self.step, self._ranks = state.step, ranks
+        self.path = folder / f"step-{state.step:06d}"
+        self._temporary = Path(ranks.agree(str(folder / f".tmp-{state.step:06d}-{os.getpid()}")))
+        self._published = ranks.agree(self.path.exists())        # the same step of the same run: the same bytes
+        self._failed: BaseException | None = None
+        self._entries: dict[str, Any] = {}
+        self._write: Callable[[], None] | None = None
+        self._writer: threading.Thread | None = None
+        self._copying: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if self._published:
+            return
+        try:
+            if_writer(ranks, partial(self._temporary.mkdir, parents=True))
+            self._stage(state, beside)
+        except BaseException:
+            self._clear()
+            raise
+
+    def _stage(self, state: State, beside: bool) -> None:
+        """Take what this process writes, and with `beside` copy it and start the thread that writes it."""
+        on_gpu = beside and any(parameter.is_cuda for parameter in state.model.parameters())
+        if on_gpu:
+            timed = partial(torch.cuda.Event, enable_timing=True)
+            self._copying = timed(), timed()
+            self._copying[0].record()
+        files = _staged(state, self._ranks, _copy if beside else torch.Tensor.contiguous)
+        if self._copying:
+            self._copying[1].record()
+        self._write = partial(self._write_files, files)
+        if beside:
+            self._writer = threading.Thread(target=self._write, name=WRITER)
+            self._write = None               # the thread alone holds the copy, until the copy is written
+            self._writer.start()
+
+    def _write_files(self, files: Files) -> None:
+        try:
+            if self._copying:
+                self._copying[1].synchronize()
+            self._entries = {name: write_file(self._temporary / name, parts) for name, parts in files.items()}
+            if self._ranks.world == 1:
+                self._publish(self._entries)
+        except BaseException as error:       # told by `finish`, in the thread of the training
+            self._failed = error
+
+    def _publish(self, files: Mapping[str, Any]) -> None:
+        _rename(self._temporary, self.path, self.step, files)
+        self._published = True
+
+    def is_written(self) -> bool:
+        """Return whether every process has written its files, or failed to. All processes ask together."""
+        return not self._ranks.total(int(self._writer is not None and self._writer.is_alive()))[0]
+
+    @property
+    def copying_s(self) -> float:
+        """Return the seconds that a GPU was busy with the copy, once the checkpoint is written."""
+        return self._copying[0].elapsed_time(self._copying[1]) / 1e3 if self._copying else 0.0
+
+    def finish(self) -> Path:
+        """Return the path once the checkpoint is published. Raises the first OSError of any process in all of them."""
+        try:
+            on_all(self._ranks, self._wait)
+            if not self._ranks.agree(self._published):
+                files = {name: entry for of_process in self._ranks.each(self._entries) for name, entry in of_process.items()}
+                if_writer(self._ranks, partial(self._publish, files))
+        except BaseException:
+            self._clear()
+            raise
+        return self.path
+
+    def _clear(self) -> None:
+        if self._ranks.is_writer:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _wait(self) -> None:
+        if self._write is not None:
+            self._write()
+            self._write = None
+        if self._writer is not None:
+            self._writer.join()
+        if self._failed is not None:
+            raise self._failed
+
+
+def _refuse_broken(state: State, ranks: Ranks) -> None:
+    """Raise WeightsNotFinite in all processes where a trained weight of one of them is not finite."""
+    parts = {name: own_part(parameter) for name, parameter in _trained(state).items()}
+    extremes = {name: torch.stack(torch.aminmax(part.detach())) for name, part in parts.items() if part.numel()}
+    broken = [name for name, ends in extremes.items() if not bool(torch.isfinite(ends).all())]
     if (found := ranks.first(broken or None)) is not None:
         raise WeightsNotFinite(state.step, len(found), found[0])
-    final = folder / f"step-{state.step:06d}"
-    if ranks.agree(final.exists()):
-        return final                         # the same step of the same run: the same bytes
-    temporary = Path(ranks.agree(str(folder / f".tmp-{state.step:06d}-{os.getpid()}")))
-    try:
-        if_writer(ranks, partial(temporary.mkdir, parents=True))
-        entries = on_all(ranks, partial(_write, temporary, state, ranks))
-        files = {name: entry for of_process in ranks.each(entries) for name, entry in of_process.items()}
-        if_writer(ranks, partial(_publish, temporary, final, state.step, files))
-    except BaseException:
-        if ranks.is_writer:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return final
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory, contiguous. That of a CUDA tensor is complete when its stream has come so far.
+
+    The copy is made in the stream of the training, so that the next update comes after it without any wait of the host.
+    """
+    if tensor.is_cuda:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def on_all(ranks: Ranks, do: Callable[[], T]) -> T:
@@ -85,39 +182,37 @@ def if_writer(ranks: Ranks, do: Callable[[], object]) -> None:
     on_all(ranks, do if ranks.is_writer else lambda: None)
 
 
-def _write(folder: Path, state: State, ranks: Ranks) -> dict[str, Any]:
-    """Write this process's files; return their entries in the manifest."""
+def _staged(state: State, ranks: Ranks, take: Callable[[Tensor], Tensor]) -> Files:
+    """Return the content of the files that this process writes, by name. `take` makes a tensor contiguous, or copies it."""
     weights, moments = _tensors(state)       # in all processes, because some engines gather moments
     if ranks.shard is None:
         return {}
     shard, shards = ranks.shard
     model, optimizer, counters = FILES
     assert shards > 1 or not any(map(is_divided, state.model.parameters())), "the ranks are not those of the divided setup"
+    files: Files = {}
     for name, tensors in ((model, weights), (optimizer, moments)):
         held: dict[str, Tensor] = {}
         places: dict[str, tuple[str, int, int]] = {}
         for tensor, (value, cut) in tensors.items():
             if cut is None:
-                held |= {tensor: own_part(value).contiguous()} if shard == 0 or ranks.in_stages else {}
+                held |= {tensor: take(own_part(value))} if shard == 0 or ranks.in_stages else {}
                 continue
             pieces = torch.split(own_part(value), [end - first for first, end in cut.ranges], cut.dimension)
             for number, ((first, _), piece) in enumerate(zip(cut.ranges, pieces, strict=True)):
                 key = tensor if len(pieces) == 1 else f"{tensor}.{number}"
                 if piece.numel():
-                    held[key], places[key] = piece.contiguous(), (tensor, cut.dimension, first)
-        save_tensors(held, folder / shard_name(name, shard, shards), {PLACES: json.dumps(places)} if shards > 1 else None)
-    names = [shard_name(name, shard, shards) for name in (model, optimizer)]
+                    held[key], places[key] = take(piece), (tensor, cut.dimension, first)
+        metadata = {PLACES: json.dumps(places)} if shards > 1 else None
+        files[shard_name(name, shard, shards)] = as_safetensors(held, metadata)
     if shard == 0:
         plain = {"step": state.step, "trained_tokens": state.trained_tokens, "clipped_steps": int(state.clipped_steps),
                  "evaluations": state.evaluations, "scaler": state.scaler.state_dict()}
-        (folder / counters).write_text(json.dumps(plain, indent=1))
-        names.append(counters)
-    for name in names:
-        sync(folder / name)
-    return {name: _entry(folder / name) for name in names}
+        files[counters] = [json.dumps(plain, indent=1).encode()]
+    return files
 
 
-def _publish(temporary: Path, final: Path, step: int, files: Mapping[str, Any]) -> None:
+def _rename(temporary: Path, final: Path, step: int, files: Mapping[str, Any]) -> None:
     """Write the manifest of all processes' files, and rename the folder."""
     shards = (len(files) - len(FILES)) // 2 + 1
     written = {"format": FORMAT} if shards == 1 else {"format": SHARDED_FORMAT, "shards": shards}
@@ -171,59 +266,6 @@ def what_is_wrong(path: Path) -> str | None:
             return f"{name} is damaged: {found['bytes']:,} bytes with sha256 {found['sha256'][:12]}, where " \
                    f"{files[name].get('bytes')} bytes with {str(files[name].get('sha256'))[:12]} were written"
     return None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A tensor of a file that holds some rows (dimension 0) or columns (1) of a tensor, from `first` on."""
-
-    file: Any                                # open
-    key: str
-    dimension: int = 0
-    first: int = 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(self.key).get_shape())
-
-    def within(self, dimension: int, first: int, end: int) -> Tensor:
-        """Return what the piece has of these rows or columns of the whole tensor; it may be empty."""
-        begin = self.first if dimension == self.dimension else 0
-        here = slice(max(0, first - begin), max(0, min(end - begin, self.shape[dimension])))
-        found: Tensor = self.file.get_slice(self.key)[(slice(None),) * dimension + (here,)]
-        return found
-
-
-class Stored:
-    """The tensors of one kind in a checkpoint, of which each file may hold some rows or columns."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.pieces: dict[str, list[Piece]] = {}
-        for file in files:
-            opened: Any = safe_open(file, framework="pt")
-            places = json.loads((opened.metadata() or {}).get(PLACES, "{}"))
-            for key in opened.keys():  # noqa: SIM118
-                name, dimension, first = places.get(key, (key, 0, 0))
-                self.pieces.setdefault(name, []).append(Piece(opened, key, dimension, first))
-        for pieces in self.pieces.values():
-            pieces.sort(key=lambda piece: piece.first)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        pieces = self.pieces[name]
-        along, shape = pieces[0].dimension, list(pieces[0].shape)
-        if shape:
-            shape[along] = sum(piece.shape[along] for piece in pieces)
-        return tuple(shape)
-
-    def read(self, name: str, cut: Cut | None = None) -> Tensor:
-        """Return this part of a tensor; without a cut, all of it."""
-        if not self.shape(name):
-            whole: Tensor = self.pieces[name][0].file.get_tensor(self.pieces[name][0].key)
-            return whole
-        cut = cut or Cut(0, ((0, self.shape(name)[0]),))
-        along = self.pieces[name][0].dimension
-        return torch.cat([torch.cat([piece.within(cut.dimension, first, end) for piece in self.pieces[name]], along)
-                          for first, end in cut.ranges], cut.dimension)
 
 
 def load_checkpoint(checkpoint: Path, state: State) -> None:

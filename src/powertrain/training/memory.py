@@ -95,10 +95,11 @@ def peak_memory_bytes(device: torch.device) -> int:
 # ------------------------------------------------------------------------------------------------ memory that runs out
 
 # how torch's allocators, oneDNN and C++ say on a CPU that there is no memory; then how MPS, the CUDA or HIP runtime and driver,
-# and their libraries (cuBLAS, cuDNN) do. Only CUDA's caching allocator raises torch.OutOfMemoryError.
-# Sources: pytorch#130112 (MPS), c10/cuda/driver_api.h (driver).
+# Triton and the libraries (cuBLAS, cuDNN) do. Only CUDA's caching allocator raises torch.OutOfMemoryError.
+# Sources: pytorch#130112, pytorch#141909 (MPS), c10/cuda/driver_api.h and Triton's driver.c (driver), cudnn_graph.h.
 SAID = ("can't allocate memory", "not enough memory", "bad_alloc", "bad allocation", "cannot allocate memory",
-        "could not create a memory", "mps backend out of memory", "error: out of memory", "_status_alloc_failed")
+        "could not create a memory", "mps backend out of memory", "invalid buffer size", "error: out of memory",
+        "triton error [cuda]: out of memory", "triton error [hip]: out of memory", "_status_alloc_failed", "_allocation_failed")
 
 
 class PassTooLarge(MemoryError):

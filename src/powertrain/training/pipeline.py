@@ -233,9 +233,10 @@ def by_schedule(setup: Setup, step: int, passes: MicroBatches, units: float, sca
     assert isinstance(model, Staged)
     passes = levelled(passes, model.stages)
     part = _Part(setup, step, passes, units, scaler)
-    between = torch.empty(len(passes[0].tokens), model.config.width, device="meta", requires_grad=True)
+    between, loss = (torch.empty(shape, device="meta", requires_grad=True)
+                     for shape in ((len(passes[0].tokens), model.config.width), ()))
     stage = PipelineStage(part, model.stage, model.stages, setup.device, input_args=() if model.stage == 0 else (between,),
-                          output_args=(between,))
+                          output_args=(loss if model.is_last else between,))       # torch 2.11 compares
     run: Any = stage
     run.forward_one_chunk = _timed(stage.forward_one_chunk, lap, "forward")
     run.backward_one_chunk = _timed(stage.backward_one_chunk, lap, "backward")

@@ -73,14 +73,14 @@ class Laps:
         """Return the seconds of each part. Raises RuntimeError on a GPU that has not come to the last lap yet."""
         found = dict.fromkeys(PARTS, 0.0)
         for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
-            seconds = before.elapsed_time(after) / 1e3 if self._device.type == "cuda" else after - before
+            seconds = after - before if self._device.type == "cpu" else before.elapsed_time(after) / 1e3
             found[part] = found.get(part, 0.0) + seconds
         return found
 
     def _now(self) -> Any:
-        if self._device.type != "cuda":
+        if self._device.type == "cpu":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = getattr(torch, self._device.type).Event(enable_timing=True)      # torch.cuda.Event, torch.mps.Event
         event.record()
         return event
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powertrain.models.bridge.model import BridgedModel, Reader, Writer
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.providers import decoder_start_in
-from powertrain.models.kernels.attention import sdpa_attention
+from powertrain.models.kernels.attention import sdpa_attention, torch_attention
 from powertrain.models.model import Model, evaluating
 from powertrain.records import IGNORE, Batch, RunFailed, WrongUse
 from powertrain.run.material import TextTokenizer
@@ -49,7 +48,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise WrongUse(f"{self.tokens} tokens were asked for; ask for at least 1")
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:         # not a number is refused too
             raise WrongUse(f"the temperature is {self.temperature}; use 0 for the likeliest token, or a number above it")
         if self.top_k is not None and self.top_k < 1:
             raise WrongUse(f"top_k is {self.top_k}; tokens are drawn from the top_k likeliest, so use 1 or more")
@@ -106,8 +105,7 @@ def attend_after(q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: flo
     if window:
         seen &= places > own - window
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))                         # (1, heads, tokens, D)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
+    return torch_attention(q, k, v, seen, 0.0, scale)[0].transpose(0, 1)
 
 
 class Feed:

@@ -11,7 +11,7 @@ import torch
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.rows.row import Message
-from powertrain.data.table_tokenizers import marked_kind
+from powertrain.data.table_tokenizers import marked_kind, utf8
 from powertrain.data.tokenizers import KINDS, load_tokenizer, named_tokens
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.files import load_adapter, read_adapter_config
@@ -127,6 +127,7 @@ class OpenedModel:
     def conversation_ids(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Return the exact text that asks the assistant for its next turn, and its tokens."""
         text = self.template.render(messages, add_generation_prompt=True)
+        utf8(text)                           # refuses what is no character, as a terminal may send it
         return text, list(self.chat_tokenizer.library.encode(text, add_special_tokens=False).ids)
 
     def answer_pieces(self, prompt: Sequence[int], drawn: Iterator[int]) -> Iterator[str]:

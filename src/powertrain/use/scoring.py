@@ -14,16 +14,21 @@ from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Message, Row, Span
 from powertrain.data.store import open_store
+from powertrain.facts.hardware import read_hardware
+from powertrain.facts.model import facts_from_json
+from powertrain.facts.software import read_software
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.providers import decoder_start
 from powertrain.models.kernels.attention import sdpa_attention
 from powertrain.models.model import Model
-from powertrain.planner import from_json
+from powertrain.planner import from_json, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Plan, WrongUse
 from powertrain.records.events import Evaluated
 from powertrain.records.json_files import read_json
+from powertrain.records.plan import PinError
 from powertrain.run.material import DEFAULT_LENGTH, open_recipe_examples
+from powertrain.run.prepare import is_like
 from powertrain.training.loop import apply_plan, evaluate
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.setup import plain_setup
@@ -50,7 +55,7 @@ ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float | None]:
     """Return the loss of a run's model on all its held-out data, in the run's precision; for text also gzip's bits per byte."""
     recipe, run = run_recipe(opened)
-    plan = from_json(read_json(run / "plan.json"))
+    plan = plan_here(run, recipe, cache)
     if recipe.method != "scratch":
         store = held_out_examples(opened, recipe, cache, say)
         return _evaluate(opened.model, store.validation, plan), None
@@ -81,6 +86,19 @@ def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tup
     blocks, size_bytes = evaluation_blocks(tokens, opened.context or DEFAULT_LENGTH), len(text.encode())
     found = _evaluate(opened.model, blocks, Plan((), ()), len(tokens) / size_bytes)
     return found, 8 * len(gzip.compress(text.encode(), 9, mtime=0)) / size_bytes
+
+
+def plan_here(run: Path, recipe: Recipe, cache: Path) -> Plan:
+    """Return the run's plan; on another kind of device than the run's, the plan that its model and data get here."""
+    stored, found = from_json(read_json(run / "plan.json")), read_json(run / "facts.json")
+    hardware = read_hardware(cache, measure=False)
+    if is_like(hardware, found["hardware"]):
+        return stored
+    facts = replace(facts_from_json(found), hardware=hardware, software=read_software(hardware))
+    try:
+        return make_plan(facts, recipe, 1)
+    except PinError:                         # of a technique that this device does not have
+        return make_plan(facts, recipe.model_copy(update={"techniques": {}}), 1)
 
 
 # ------------------------------------------------------------------------------------------------ which examples

@@ -14,28 +14,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from powertrain.data.examples.shapes import MARK, MARKS, plainly_rendered, writes_contents_only
 from powertrain.data.examples.tokenizer import ExampleTokenizer, Place
+from powertrain.data.examples.trial import MOST_BYTES, TRIAL_S, ends
 from powertrain.data.rows.row import BadRow, Message
 from powertrain.data.tokenizers import CONFIG, TEMPLATE_FILE
 from powertrain.records import WrongUse
 from powertrain.records.errors import first_line
 from powertrain.records.json_files import read_json
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-    from jinja2.nodes import Node
-
 MOST_SHAPES = 10_000         # orders of roles that are remembered
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 QUESTION = [Message("user", "x")]            # any conversation without an answer
+# of a trial: enough messages that loops within loops over them take long
+TRIED = [Message("system", "x"), *[Message(role, "x") for _ in range(4) for role in ("user", "assistant")]]
+LONGEST_TEMPLATE_CHARS = 1 << 20             # the longest that are known have some 20,000
 
 # expressions, not template text: what stands between Jinja's blocks would lose its line ends
 SHIPPED: Mapping[str, str] = {
@@ -71,7 +73,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         """Return the conversation as the model reads it. Raises BadRow with the template's reason if it refuses."""
-        if not self._has_shapes:
+        if not self.has_shapes:
             return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
         return "".join(_filled(self._shape([message.role for message in messages], add_generation_prompt), messages))
 
@@ -80,7 +82,7 @@ class ChatTemplate:
         if train_on == "all":
             text = self.render(messages)
             return Marked(text, [(0, len(text))], False)
-        if self._has_shapes and self._asks and (found := self._by_shapes(messages)) is not None:
+        if self.has_shapes and self._asks and (found := self._by_shapes(messages)) is not None:
             return found
         if GENERATION.search(self.text):
             text, places = self._rendered(messages, return_assistant_tokens_mask=True)
@@ -98,7 +100,8 @@ class ChatTemplate:
         return next((token for token in self.special if behind.startswith(token)), None)
 
     @cached_property
-    def _has_shapes(self) -> bool:
+    def has_shapes(self) -> bool:
+        """Return whether the template writes contents as they are, so that it is rendered without transformers."""
         return writes_contents_only(self.text)
 
     @cached_property
@@ -112,7 +115,8 @@ class ChatTemplate:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.clear()
             marked = [Message(role, MARK.format(number)) for number, role in enumerate(roles)]
-            text = plainly_rendered(self.text, marked, {**self.tokens, "add_generation_prompt": asks})
+            with self._refusals():
+                text = plainly_rendered(self.text, marked, {**self.tokens, "add_generation_prompt": asks})
             self._shapes[key] = [int(part) if place % 2 else part for place, part in enumerate(MARKS.split(text))]
         return self._shapes[key]
 
@@ -152,12 +156,20 @@ class ChatTemplate:
         chat = [{"role": message.role, "content": message.content} for message in messages]
         given: dict[str, Any] = {**self.tokens, **options}
         places: Any
-        try:
+        with self._refusals():
             # declared to return a text, it returns a list of them, and a list of places for each
             (text,), places = render_jinja_template([chat], chat_template=self.text, **given)  # type: ignore[str-unpack]
-        except Exception as error:  # a template is a program: it raises what it likes
-            raise BadRow(f"the chat template ({self.name}) refuses the conversation: {first_line(error)}") from error
         return text, places[0] if places else []
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raise BadRow for whatever a template raises: it is a program."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise BadRow(f"the chat template ({self.name}) refuses the conversation: {first_line(error)}") from error
 
     def _by_prefixes(self, messages: Sequence[Message]) -> Marked:
         text = self.render(messages)
@@ -254,9 +266,13 @@ def own_templates(files: Sequence[Path]) -> dict[str, str]:
         if isinstance(stored, str):
             found["default"] = stored
         elif isinstance(stored, list):
-            found |= {str(entry["name"]): str(entry["template"]) for entry in stored}
+            found |= {str(entry["name"]): str(entry["template"]) for entry in stored
+                      if isinstance(entry, dict) and {"name", "template"} <= entry.keys()}
     if TEMPLATE_FILE in by_name:
-        found["default"] = by_name[TEMPLATE_FILE].read_text(encoding="utf-8")
+        try:
+            found["default"] = by_name[TEMPLATE_FILE].read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise WrongUse(f"{by_name[TEMPLATE_FILE]} cannot be read: {error}; copy or download it again") from error
     return found
 
 
@@ -283,91 +299,24 @@ def _chosen(wanted: str | None, own: Mapping[str, str], texts: bool) -> tuple[st
 
 
 def _check(template: ChatTemplate) -> None:
-    """Raise WrongUse if the template is no valid Jinja."""
+    """Raise WrongUse if the template is no valid Jinja, too large, or does not end."""
     from jinja2 import TemplateSyntaxError
 
+    cure = "mend it, or use data.chat_template=plain"
+    if len(template.text) > LONGEST_TEMPLATE_CHARS:
+        raise WrongUse(f"the chat template {template.name} has {len(template.text):,} characters, and "
+                       f"{LONGEST_TEMPLATE_CHARS:,} are the most; {cure}")
+    if not template.has_shapes:
+        import transformers.utils.chat_template_utils  # noqa: F401 - here, and not within the time of the trial
+    if not ends(lambda: (template.attempt(TRIED), template.attempt(QUESTION, add_generation_prompt=True))):
+        raise WrongUse(f"the chat template {template.name} does not write {len(TRIED)} short messages within {TRIAL_S:g} s and "
+                       f"{MOST_BYTES >> 20:,} MiB; {cure}")
     try:
         template.render(QUESTION)
     except BadRow as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             line = error.__cause__.lineno
-            raise WrongUse(f"the chat template {template.name} is broken at line {line}: {error.__cause__.message}; mend it, "
-                           "or use data.chat_template=plain") from None
-
-
-# ------------------------------------------------------------------------------------------------ templates without Jinja
-
-MESSAGES, CONTENT = "messages", "content"
-MARK, MARKS = "\ue000{}\ue001", re.compile("\ue000(\\d+)\ue001")         # of private use: in no template
-# what a template may be made of; a macro, a call, a filter or an assignment might do anything with a content
-HARMLESS = ("Template", "Output", "TemplateData", "For", "If", "CondExpr", "Compare", "Operand", "Const", "Name", "Getitem",
-            "Getattr", "Add", "Concat", "And", "Or", "Not", "Filter", "Test")
-FILTERS = ("capitalize", "upper", "lower", "title", "trim")
-PLACES = ("first", "last", "index", "index0", "revindex", "revindex0", "length")      # of a loop: the rest gives messages
-
-
-def writes_contents_only(template: str) -> bool:
-    """Return whether a content is written as it is, and decides nothing, wherever a Jinja template reads one."""
-    from jinja2 import TemplateError, nodes
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    if MARK[0] in template:
-        return False
-    try:
-        tree = ImmutableSandboxedEnvironment().parse(template)
-    except TemplateError:                    # broken, or with tags that only transformers knows
-        return False
-    names = {loop.target.name for loop in tree.find_all(nodes.For) if isinstance(loop.target, nodes.Name)}
-    return MESSAGES not in names and _is_harmless(tree, names, written=False)
-
-
-def plainly_rendered(template: str, messages: Sequence[Message], given: Mapping[str, object]) -> str:
-    """Render as transformers does; a template that `writes_contents_only` needs nothing that transformers adds.
-
-    Importing transformers takes half a second, and most runs need it for nothing else.
-    """
-    return _compiled(template).render(messages=[{"role": message.role, "content": message.content} for message in messages],
-                                      **given)
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Template:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
-
-
-def _is_harmless(node: Node, names: Set[str], *, written: bool) -> bool:
-    """Return whether this part of a template neither decides by a content nor changes one.
-
-    `names` stand for a message; `written`: this node's value is written, or summed and then written.
-    """
-    from jinja2 import nodes
-
-    if not isinstance(node, tuple(getattr(nodes, name) for name in HARMLESS)) or _is_message(node, names):
-        return False
-    if isinstance(node, nodes.For):
-        over_messages = isinstance(node.target, nodes.Name) and getattr(node.iter, "name", None) == MESSAGES
-        return (over_messages and node.test is None and not node.recursive
-                and all(_is_harmless(inner, names, written=False) for inner in (*node.body, *node.else_)))
-    if isinstance(node, nodes.Getitem | nodes.Getattr):
-        key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
-        if _is_message(node.node, names):
-            return isinstance(key, str) and (written or key != CONTENT)
-        if getattr(node.node, "name", None) == "loop":
-            return key in PLACES
-    if isinstance(node, nodes.Name):
-        return node.name not in (MESSAGES, "loop")
-    if isinstance(node, nodes.Filter) and node.name not in FILTERS:
-        return False
-    goes_on = isinstance(node, nodes.Output) or (written and isinstance(node, nodes.Add | nodes.Concat))
-    return all(_is_harmless(inner, names, written=goes_on) for inner in node.iter_child_nodes())
-
-
-def _is_message(node: Node, names: Set[str]) -> bool:
-    """Return whether a node is a loop's message, or a message by its number."""
-    from jinja2 import nodes
-
-    if isinstance(node, nodes.Getitem):
-        return getattr(node.node, "name", None) == MESSAGES and isinstance(getattr(node.arg, "value", None), int)
-    return isinstance(node, nodes.Name) and node.name in names
+            raise WrongUse(f"the chat template {template.name} is broken at line {line}: {error.__cause__.message}; {cure}"
+                           ) from None
+        if isinstance(error.__cause__, RecursionError | SyntaxError):    # SyntaxError: of the Python that Jinja makes of it
+            raise WrongUse(f"the chat template {template.name} nests too deep for Python to run it; {cure}") from None

@@ -22,7 +22,15 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from powertrain.data.examples.words import Ids, Pieces, Words, words_of
-from powertrain.data.tokenizers import CONFIG, LEGACY_CONFIG, TEMPLATE_FILE, FolderTokenizer, named_tokens, read_settings
+from powertrain.data.tokenizers import (
+    CONFIG,
+    LEGACY_CONFIG,
+    LONGEST_PIECE_CHARS,
+    TEMPLATE_FILE,
+    FolderTokenizer,
+    named_tokens,
+    read_settings,
+)
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, write_json
 
@@ -65,6 +73,11 @@ class ExampleTokenizer(FolderTokenizer):
 
     def tokenise(self, texts: Sequence[str]) -> list[Tokenised | str]:
         """Return each text's tokens; where the tokenizer cannot encode a text, the reason."""
+        long = {number: f"it has {len(text):,} characters; an example has at most {LONGEST_PIECE_CHARS:,}: divide it"
+                for number, text in enumerate(texts) if len(text) > LONGEST_PIECE_CHARS}
+        if long:
+            found = iter(self.tokenise([text for number, text in enumerate(texts) if number not in long]))
+            return [long[number] if number in long else next(found) for number in range(len(texts))]
         known: list[Pieces | None] = [None] * len(texts) if self.words is None else self.words.encode(texts)
         others = iter(self.offsets([text for text, pieces in zip(texts, known, strict=True) if pieces is None]))
         return [next(others) if pieces is None else pieces for pieces in known]

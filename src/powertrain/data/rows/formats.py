@@ -12,6 +12,7 @@ from typing import Any, Literal
 from powertrain.data.rows.files import json_kind
 from powertrain.data.rows.row import BadRow, Conversation, Message, Pair, Sample, Span, Text
 
+MOST_TURNS = 1_000                           # of a conversation: its template is rendered up to each of them
 JOIN = "\n\n"                                # between an instruction and its input, a context and its question
 ROLE_NAMES = {"system": "system", "developer": "system", "user": "user", "human": "user", "prompter": "user",
               "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
@@ -79,6 +80,8 @@ def conversation(messages: Iterable[Message]) -> Conversation:
     Raises BadRow for an empty prompt or answer, no assistant's turn, or turns that cannot follow each other.
     """
     turns = list(messages)
+    if len(turns) > MOST_TURNS:
+        raise BadRow(f"{len(turns):,} turns; a conversation has at most {MOST_TURNS:,}: divide it")
     if turns and turns[0].role == "system" and is_blank(turns[0].content):
         del turns[0]
     before: str | None = None

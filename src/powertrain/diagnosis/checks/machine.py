@@ -17,8 +17,6 @@ from powertrain.run.fits import checkpoint_bytes, needed_bytes, room_bytes, savi
 from powertrain.run.folder import RUNS
 from powertrain.run.prepare import Prepared
 
-NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidia0"))     # these exist where a driver has found a GPU
-
 IDLE_LOAD, FULL_LOAD = 0.25, 0.75            # processes that want a core, per core: below the first, the run is undisturbed
 TIGHT = 0.9                  # share of the free memory: other processes may take some, and the longest batch is still to come
 SWAPPED_BYTES = 1 << 28      # swap in use, from which the machine has probably been short of memory
@@ -34,8 +32,6 @@ class Machine:
     disk_free_bytes: int
     swap_used_bytes: int = 0
     on_battery: bool = False
-    has_nvidia_driver: bool = False
-    torch_has_cuda: bool = False             # torch was built with CUDA
 
 
 @dataclass(frozen=True)
@@ -60,19 +56,18 @@ def read_machine(prepared: Prepared) -> Machine:
     disk = run_disk(prepared.recipe.output_dir)
     return Machine(
         load=psutil.getloadavg()[0], threads=torch.get_num_threads(), disk=disk, disk_free_bytes=shutil.disk_usage(disk).free,
-        swap_used_bytes=int(psutil.swap_memory().used), on_battery=battery is not None and battery.power_plugged is False,
-        has_nvidia_driver=any(path.exists() for path in NVIDIA), torch_has_cuda=torch.version.cuda is not None)
+        swap_used_bytes=int(psutil.swap_memory().used), on_battery=battery is not None and battery.power_plugged is False)
 
 
 # ------------------------------------------------------------------------------------------------ the checks
 
 
-@rule("fact: torch.cuda.is_available, and the driver's own files")
+@rule("fact: torch.cuda.is_available, and NVIDIA's driver")
 def accelerator(where: Situation) -> Iterator[Finding]:
     """A GPU is present and the run does not use it, or uses one of several."""
-    hardware, machine = where.prepared.facts.hardware, where.machine
-    if hardware.device == "cpu" and machine.has_nvidia_driver:
-        yield told("accelerator.hidden" if machine.torch_has_cuda else "accelerator.torch_without_cuda")
+    hardware = where.prepared.facts.hardware
+    if (idle := hardware.idle_gpu) is not None:
+        yield told("accelerator.idle", reason=idle.because, mend=idle.cure)
     elif hardware.devices > 1:
         yield told("accelerator.one_of_several", devices=hardware.devices, name=hardware.name)
     elif hardware.device == "cpu":

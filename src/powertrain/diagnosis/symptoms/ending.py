@@ -71,7 +71,7 @@ def ended_early(run: RunRecord) -> Iterator[Finding]:
         return
     if case == "killed" and run.free_bytes and run.predicted_bytes > NEARLY_FULL * run.free_bytes:
         case = "killed_for_memory"
-    saved = [happened.after_step for happened in run.history.of(events.Saved)]
+    saved = [happened.event.step for happened in run.history.of(events.Saved)]
     lost = run.last_step - (saved[-1] if saved else 0)
     yield told(f"ended_early.{case}", f"the last checkpoint is of step {saved[-1]:,}" if saved else "there is no checkpoint",
                f"{several(lost, 'step')} would be repeated" if lost else "no step is lost",
@@ -105,7 +105,7 @@ def _best_interval(run: RunRecord) -> int | None:
         return max(1, run.last_step // 10) if run.recipe.save_steps == 0 else None
     between_kills_s = (run.history.wall_s + run.history.repeated_s) / max(1, len(run.history.sessions) - 1)
     every = max(1, math.ceil(math.sqrt(2 * median(saves) * between_kills_s) / run.step_s))
-    places = [happened.after_step for happened in run.history.of(events.Saved)]
+    places = [happened.event.step for happened in run.history.of(events.Saved)]
     usual = median(later - earlier for earlier, later in zip([0, *places], places, strict=False))
     return every if every < usual else None
 

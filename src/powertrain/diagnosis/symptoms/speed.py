@@ -120,7 +120,7 @@ def _why_slow_steps(run: RunRecord, times: curves.Timed, found: dict[int, float]
     pauses: tuple[tuple[type[Event], str, str], ...] = ((Evaluated, "evaluation", "eval_steps"),
                                                         (Saved, "checkpoint", "save_steps"))
     for kind, case, key in pauses:
-        after = {happened.after_step + 1 for happened in run.history.of(kind)}
+        after = {happened.event.step + 1 for happened in run.history.of(kind)}
         if sum(number in after for number in numbers) >= MOSTLY * len(numbers):
             return case, key
     waiting = sum(times.steps[place].parts.get("data", 0.0) for place in found)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
@@ -187,7 +188,7 @@ def library_errors(folder: Path) -> Iterator[None]:
         raise
     except SafetensorError as error:
         raise WrongUse(f"the weights in {folder} are damaged ({error}); copy or download them again") from error
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError, RuntimeError, StrictDataclassError) as error:
         raise WrongUse(f"transformers cannot load the model in {folder} ({type(error).__name__}: {first_line(error)}); check "
                        "that its files come from one model, and what else it needs installed") from error
 

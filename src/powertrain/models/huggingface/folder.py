@@ -28,7 +28,7 @@ from powertrain.models.huggingface.families import FORMATS, Row, map_weights, to
 from powertrain.models.huggingface.hub import CONFIG, GENERATION, WEIGHTS, read_config, read_model_json, weight_files
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
-from powertrain.records.json_files import write_json
+from powertrain.records.json_files import refuse_special, write_json
 
 HF_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 REPLACED_TOKENIZERS = ("qwen2",)             # model types whose tokenizer transformers 5 takes for its own, whatever it is
@@ -97,6 +97,7 @@ class Shards:
         if file not in self.opened:
             if not file.exists():
                 raise WrongUse(f"there is no {file}, which the folder's index names; the download may be incomplete")
+            refuse_special(file)
             try:
                 self.opened[file] = safe_open(file, framework="pt")
             except SafetensorError as error:

@@ -9,10 +9,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from powertrain.models.config import ModelConfig
-from powertrain.models.huggingface.families import Json, from_hf_config, token_ids
+from powertrain.models.config import MOST, ModelConfig, refuse_counts
+from powertrain.models.huggingface.families import FORMATS, Json, from_hf_config, token_ids
+from powertrain.models.huggingface.fields import OF_ADAPTERS, OF_FAMILIES, check_kinds
 from powertrain.records import WrongUse
-from powertrain.records.json_files import read_json
+from powertrain.records.json_files import read_json, refuse_special
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
@@ -43,10 +44,22 @@ def read_config(folder: Path, dropout: float = 0.0) -> ModelConfig:
 def read_model_json(file: Path) -> Json:
     """Return the JSON object in a file of a model's folder. Raises WrongUse if the file is missing or holds none."""
     if file.exists():
-        return read_json(file, "copy or download it again")
+        return _checked(read_json(file, "copy or download it again"), file)
     if file.name == CONFIG and (file.parent / ADAPTER_CONFIG).exists():
         raise WrongUse(f"{file.parent} holds an adapter, not a model; give it as model.adapter, and its base as model.path")
     raise WrongUse(f"there is no {file}; a model's folder holds {CONFIG} and {WEIGHTS}")
+
+
+def _checked(found: Json, file: Path) -> Json:
+    """Return the fields, each of its kind and, of a family that the decoder computes, of a size that a model may have."""
+    check_kinds(found, file)
+    if file.name == CONFIG and (family := found.get("model_type")) in FORMATS:
+        check_kinds(found, file, OF_FAMILIES)
+        try:
+            refuse_counts(**{ours: found.get(theirs) for theirs, ours in FORMATS[family].fields.items() if ours in MOST})
+        except WrongUse as error:
+            raise WrongUse(f"{file}: {error}") from None
+    return found
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -70,7 +83,10 @@ def read_adapter_json(folder: Path) -> Json:
         raise WrongUse(f"there is no folder {folder}; give a folder that holds {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
     if not (folder / ADAPTER_CONFIG).exists():
         raise WrongUse(f"there is no {ADAPTER_CONFIG} in {folder}, so it holds no adapter; check the path")
-    return read_json(folder / ADAPTER_CONFIG)
+    given = read_json(folder / ADAPTER_CONFIG)
+    if given.get("peft_type") is None:
+        raise WrongUse(f"{folder / ADAPTER_CONFIG} names no peft_type, so it is not an adapter's; copy or download it again")
+    return check_kinds(given, folder / ADAPTER_CONFIG, OF_ADAPTERS)
 
 
 def adapter_weights(folder: Path) -> Path:
@@ -93,6 +109,9 @@ def find_model(path: str, *, revision: str | None = None) -> Path:
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
+        for file in folder.iterdir():        # whichever library reads them: a pipe by the name of the weights never ends
+            if file.exists():
+                refuse_special(file)
         return folder
     if folder.is_file():
         kind = "a GGUF file is made from a model, and is not read back" if folder.suffix == ".gguf" else "a file is not a model"

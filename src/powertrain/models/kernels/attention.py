@@ -27,10 +27,12 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends import cuda
 
 from powertrain.models.kernels.bmm import bmm_forward
 from powertrain.models.kernels.ragged.attention import ragged_forward
 from powertrain.records import WrongUse
+from powertrain.shapes import fused_attention, gpu_attention
 
 
 class Attention(Protocol):
@@ -129,10 +131,44 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *,
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         slides = window is not None and window < q.shape[2]
         mask = visible(q.shape[2], window, q.device) if slides else None
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not slides, dropout_p=dropout,
-                                              scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        return torch_attention(q, k, v, mask, dropout, scale)
 
     return over_groups(q, k, v, lengths, attend)
+
+
+def torch_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:
+    """Call torch's attention on q (N, H, L, D) and k, v (N, K, S, D), causal where there is no mask.
+
+    Keys and values are repeated for each query head where torch's fused kernel cannot do it; with `enable_gqa` torch would
+    fall back to storing the weights of all pairs.
+    """
+    chosen = kernel_of_torch(q.device, q.element_size(), q.shape[-1], masked=mask is not None)
+    if q.shape[1] != k.shape[1] and chosen == "efficient":
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout,
+                                          scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+@lru_cache(maxsize=64)
+def kernel_of_torch(device: torch.device, nbytes: int, head_width: int, *, masked: bool) -> str:
+    """Return the kernel that torch's attention should take on this device: "flash", "efficient" or "math"."""
+    if device.type != "cuda":
+        return gpu_attention(fused_attention(device.type, None, ""), 2, head_width, masked=False)
+    hip = torch.version.hip is not None
+    architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0] if hip else ""
+    fused = fused_attention("cuda", None if hip else torch.cuda.get_device_capability(device), architecture)
+    return gpu_attention(fused, nbytes, head_width, masked=masked)
+
+
+def torch_falls_back(device: torch.device, dtype: torch.dtype, head_width: int, *, masked: bool) -> bool:
+    """Return whether torch takes no fused kernel for a training pass on this CUDA device, though one is expected."""
+    if kernel_of_torch(device, dtype.itemsize, head_width, masked=masked) == "math":
+        return False
+    q = torch.zeros(1, 1, 16, head_width, device=device, dtype=dtype, requires_grad=True)
+    mask = visible(16, 8, device) if masked else None
+    asked = cuda.SDPAParams(q, q, q, mask, 0.0, not masked, False)
+    return not any(can_use(asked) for can_use in (cuda.can_use_flash_attention, cuda.can_use_efficient_attention,
+                                                  cuda.can_use_cudnn_attention))
 
 
 def find_varlen() -> Callable[..., Any] | None:

@@ -29,11 +29,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from powertrain.machine import compilers_at_once, one_at_a_time
+from powertrain.machine import NotOwn, check_own, compilers_at_once, one_at_a_time, own_folder
 from powertrain.models.config import ModelConfig
 from powertrain.models.kernels.fused import parts as part_types
 from powertrain.models.kernels.fused.parts import EnterWeights, LeaveWeights, Linear, Parts
 from powertrain.models.kernels.ragged.build import processor
+from powertrain.records import WrongUse
 
 MADE_BY = ("compiled.py", "parts.py")        # sources that the code depends on
 FEWEST_ROWS = 2                              # one row is a kind of its own to a compiler
@@ -238,13 +239,24 @@ def _sources() -> str:
 
 
 def load(path: Path) -> Loaded | None:
-    """Return the function that an earlier process has compiled; None where the library is missing, damaged or does not load."""
+    """Return the function that an earlier process has compiled; None where the library is missing, damaged or does not load.
+
+    Raises WrongUse where another user may have made it.
+    """
+    if not path.is_file():
+        return None
     try:
+        own_folder(path.parent)
+        for file in (path, path.with_suffix(".json")):
+            check_own(file)
         told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         if hashlib.sha256(path.read_bytes()).hexdigest() != told["sha256"]:
             return None
         gives = told["gives"]                # the structure of its result
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
+    except NotOwn as error:
+        raise WrongUse(f"{error}; name a cache folder of your own with POWERTRAIN_CACHE, or compile nothing ahead with "
+                       "techniques.fused_blocks=off", cure=("techniques.fused_blocks=off",)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         return None
     return lambda tensors: built(gives, runner.run(tensors))
@@ -306,7 +318,7 @@ def compile_one(job: Mapping[str, Any]) -> None:
                                         dtype=getattr(torch, dtype)).zero_() for dtype, sizes, strides in job["layout"])
     size = torch.export.Dim("T", min=FEWEST_ROWS, max=MOST_ROWS)
     shapes = tuple({0: size} if sizes[:1] == [ROWS] else None for _, sizes, _ in job["layout"])
-    path.parent.mkdir(parents=True, exist_ok=True)
+    own_folder(path.parent)
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         gives = structure_of(flat.call(tensors), [0])
         program = torch.export.export(flat, tensors, dynamic_shapes=(shapes,), strict=False)

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from powertrain.machine import COMPILERS, cpp_compiler, one_at_a_time
+from powertrain.machine import COMPILERS, NotOwn, check_own, cpp_compiler, one_at_a_time, own_folder
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
@@ -27,11 +27,15 @@ class CannotBuild(Exception):
 def load() -> ctypes.CDLL:
     """Return the kernel as a library. Raise CannotBuild where there is no compiler, it fails, or what it made does not load."""
     path = _library()
-    with one_at_a_time(path.parent):         # processes of one run come here at the same time
-        if not path.exists():
-            _compile(path)
     try:
+        own_folder(path.parent)
+        with one_at_a_time(path.parent):     # processes of one run come here at the same time
+            if not path.exists():
+                _compile(path)
+        check_own(path)
         return ctypes.CDLL(str(path))
+    except NotOwn as error:
+        raise CannotBuild(f"{error}; remove it, or have it given to you") from None
     except OSError as error:
         raise CannotBuild(f"the compiled kernel does not load ({error}); remove {path}, so that it is compiled again") from None
 
@@ -63,7 +67,6 @@ def _compile(path: Path) -> None:
     if compiler is None:
         raise CannotBuild(f"none of {', '.join(COMPILERS)} is on the PATH")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
             told = subprocess.run([compiler, str(SOURCE), *FLAGS, f"-I{torch / 'include'}", "-o", str(made),

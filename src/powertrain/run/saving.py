@@ -1,0 +1,183 @@
+"""The checkpoints of a run: when they are due, written beside the training, one at a time, and what the disk refuses.
+
+The processes of a run do all of this together: whatever one of them measures or is refused, they agree on.
+"""
+
+import contextlib
+import statistics
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from powertrain.machine import usable_memory
+from powertrain.recipe import in_steps
+from powertrain.recipe.schema import AUTO
+from powertrain.records import RunFailed, events
+from powertrain.records.event_log import read_events
+from powertrain.records.timeline import last_of
+from powertrain.run.disk import FULL, no_room, refused
+from powertrain.run.fits import checkpoint_bytes
+from powertrain.run.part import Part
+from powertrain.training.checkpoint import Save, keep_only
+from powertrain.training.memory import peak_memory_bytes
+
+LOOK_EVERY_S = 60.0          # between two looks at a disk that had no room
+FIRST_AFTER_S = 60.0         # of training, before the first save of save_steps=auto: its cost sets the interval
+AFFORDABLE_SHARE = 0.01      # of the time, that saves of save_steps=auto may take
+
+
+@dataclass
+class InFlight:
+    """A checkpoint that is being written."""
+
+    save: Save
+    began_s: float
+    waited_s: float                          # by the training
+    beside: bool
+
+
+@dataclass
+class Saves:
+    """What the saves of a session share."""
+
+    tried_s: float                           # when the last one began; before the first one, when the session began
+    in_flight: InFlight | None = None
+    looked_s: float | None = None            # at a disk without room, while a save waits for it
+    every: int | None = None                 # steps between saves; None while save_steps=auto has not measured one
+    said_at_once: bool = False
+
+
+def saves_of(part: Part) -> Saves:
+    """Return the saves of a session that begins. A resumed run keeps the interval that save_steps=auto has found."""
+    recipe, known = part.prepared.recipe, None
+    if recipe.save_steps != AUTO:
+        return Saves(time.perf_counter(), every=in_steps(recipe.save_steps, part.prepared.steps_per_epoch))
+    if part.ranks.is_writer:
+        known = last_of(events.SaveInterval, read_events(part.folder.events))
+    known = part.ranks.agree(known)
+    same = known is not None and known.save_every_s == recipe.save_every_s
+    return Saves(time.perf_counter(), every=known.steps if known is not None and same else None)
+
+
+def is_due(part: Part, saves: Saves) -> bool:
+    """Return whether a checkpoint is to be saved after this step. While one waits for room, the disk is looked at at times."""
+    if saves.looked_s is not None:
+        return part.ranks.agree(time.perf_counter() - saves.looked_s >= LOOK_EVERY_S)
+    if saves.every is not None:
+        return saves.every > 0 and part.state.step % saves.every == 0
+    wait_s = min(FIRST_AFTER_S, part.prepared.recipe.save_every_s)
+    return saves.in_flight is None and part.ranks.agree(time.perf_counter() - saves.tried_s >= wait_s)
+
+
+def save(part: Part, saves: Saves, *, required: bool) -> None:
+    """Begin to save a checkpoint of this step, where the disk has room; the last one and a required one are waited for.
+
+    A disk that refuses stops only a run that has to end now. Raises RunFailed there, and with on_disk_full=stop.
+    """
+    finish(part, saves)                      # what is waited here counts for that one
+    began_s, state = time.perf_counter(), part.state
+    at_once = required or state.step == part.prepared.total_steps
+    saves.tried_s, saves.looked_s = began_s, None
+    if (full := part.ranks.agree(no_room(part) if part.ranks.is_writer else None)) is not None and not at_once:
+        _wait_for_room(part, saves, full)
+        return
+    if part.ranks.is_writer:                 # before the checkpoint: a resumed run must find the events of steps not repeated
+        part.record.flush(durable=True, step=state.step)
+    beside = not at_once and _has_memory(part, saves)
+    try:
+        begun = Save(part.folder.checkpoints, state, part.ranks, beside=beside)
+    except OSError as error:
+        _refuse(part, saves, error, state.step, required=required)
+        return
+    saves.in_flight = InFlight(begun, began_s, time.perf_counter() - began_s, beside)
+    if not beside:
+        finish(part, saves, required=required)
+
+
+def look(part: Part, saves: Saves) -> None:
+    """Finish the save in flight where it is written. Called after every step."""
+    if saves.in_flight is not None and saves.in_flight.save.is_written():
+        finish(part, saves)
+
+
+def finish(part: Part, saves: Saves, *, required: bool = False) -> None:
+    """Wait for the save in flight, if there is one, and tell its end. A failure is raised only where it is `required`."""
+    if (flight := saves.in_flight) is None:
+        return
+    saves.in_flight, began_s, step = None, time.perf_counter(), flight.save.step
+    try:
+        saved = flight.save.finish()
+    except OSError as error:
+        _refuse(part, saves, error, step, required=required)
+        return
+    part.checkpoint_failed = None
+    if part.ranks.is_writer:
+        try:
+            keep_only(part.folder.checkpoints, newest=part.prepared.recipe.save_total_limit,
+                      evaluations=part.state.evaluations)
+        except OSError as error:
+            part.emit(events.CheckpointNotDeleted(step=step, why=error.strerror or str(error),
+                                                  folder=str(part.folder.checkpoints)))
+        now_s = time.perf_counter()
+        flight.waited_s += now_s - began_s + flight.save.copying_s
+        part.emit(events.Saved(step=step, path=str(saved), bytes=sum(file.stat().st_size for file in saved.iterdir()),
+                               seconds=flight.waited_s, written_s=now_s - flight.began_s, beside=flight.beside), durable=True)
+    if saves.every is None:
+        _choose_interval(part, saves, flight)
+
+
+def leave(part: Part, saves: Saves) -> None:
+    """Finish the save in flight of a run that fails. Where other processes may have gone already, the next start clears it."""
+    if part.ranks.world == 1:
+        with contextlib.suppress(RunFailed):
+            finish(part, saves)
+
+
+def _choose_interval(part: Part, saves: Saves, flight: InFlight) -> None:
+    """Set the interval of save_steps=auto: save_every_s, or longer where saves would take more than AFFORDABLE_SHARE."""
+    step_s, save_every_s = statistics.median(part.step_s or [0.0]), part.prepared.recipe.save_every_s
+    between_s = max(save_every_s, flight.waited_s / AFFORDABLE_SHARE)
+    found = part.ranks.agree(events.SaveInterval(
+        step=flight.save.step, steps=max(1, round(between_s / max(step_s, 1e-6))), step_s=step_s, saving_s=flight.waited_s,
+        save_every_s=save_every_s))
+    saves.every = found.steps
+    part.emit(found)
+
+
+def _wait_for_room(part: Part, saves: Saves, full: events.SaveWaits) -> None:
+    if part.prepared.recipe.on_disk_full == "stop":
+        raise RunFailed(f"{full.sentence.partition('. ')[0]}, and on_disk_full=stop ends the run here. The checkpoints before "
+                        f"it are whole: free some space, then `powertrain train --resume {part.folder.path}` goes on")
+    saves.looked_s = time.perf_counter()
+    part.emit(full)
+
+
+def _refuse(part: Part, saves: Saves, error: OSError, step: int, *, required: bool) -> None:
+    """Tell of a save that the disk has refused. Raises RunFailed where the run has to end."""
+    failed = refused(part, error, step)
+    part.checkpoint_failed = f"step {failed.step:,} could not be saved: {failed.why}"
+    full = error.errno in FULL
+    if required or (full and part.prepared.recipe.on_disk_full == "stop"):
+        raise RunFailed(f"{part.checkpoint_failed}; the checkpoints before it are whole. {failed.cure}")
+    if full:
+        saves.looked_s = time.perf_counter()
+    part.emit(failed)
+
+
+def _has_memory(part: Part, saves: Saves) -> bool:
+    """Return whether each process has memory for a copy of what it saves, beside what a step takes; say it once if not."""
+    short = part.ranks.first(_shortage(part) if part.ranks.shard is not None else None)
+    if short is not None and not saves.said_at_once:
+        saves.said_at_once = True
+        part.emit(short)
+    return short is None
+
+
+def _shortage(part: Part) -> events.SavedAtOnce | None:
+    needed_bytes, free_bytes = checkpoint_bytes(part.prepared), usable_memory()[1]
+    if part.setup.device.type == "cpu":      # what the process has had at its peak, the next step may take again
+        free_bytes -= max(0, peak_memory_bytes(part.setup.device) - psutil.Process().memory_info().rss)
+    if needed_bytes <= free_bytes:
+        return None
+    return events.SavedAtOnce(step=part.state.step, free_bytes=max(0, free_bytes), needed_bytes=needed_bytes)

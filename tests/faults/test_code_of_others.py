@@ -1,0 +1,92 @@
+"""Machine code is loaded only from folders that this user alone may write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from powertrain.machine import NotOwn, check_own, own_folder
+from powertrain.models.kernels.fused.compiled import load
+from powertrain.models.kernels.ragged import build
+from powertrain.records import WrongUse
+
+SOMEBODY = 54321             # a user who is not there
+
+
+def another_user(patch: pytest.MonkeyPatch) -> None:
+    """Make this process another user's, to whom all files here are foreign."""
+    mine = os.geteuid()
+    patch.setattr(os, "geteuid", lambda: mine + SOMEBODY)
+
+
+def library_in(folder: Path) -> Path:
+    """What a stranger would leave: a library with a matching sum beside it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / "enter-0123.so"
+    path.write_bytes(b"\x7fELF and code")
+    told = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "gives": 0}
+    path.with_suffix(".json").write_text(json.dumps(told))
+    return path
+
+
+def test_a_folder_for_code_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    folder = own_folder(tmp_path / "cache" / "code")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)                      # as earlier versions made it
+    assert own_folder(folder).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_library_of_another_user_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = library_in(tmp_path / "code")
+    loaded: list[str] = []
+    monkeypatch.setattr("torch._C._aoti.AOTIModelContainerRunnerCpu", lambda name, _: loaded.append(name))
+    assert load(path) is not None            # one's own is
+    another_user(monkeypatch)
+    with pytest.raises(WrongUse, match=r"belongs to user .*POWERTRAIN_CACHE"):
+        load(path)
+    assert loaded == [str(path)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away; the test above needs no such right")
+@pytest.mark.parametrize("given_away", ["code", "code/enter-0123.so", "code/enter-0123.json", ""])
+def test_whatever_belongs_to_another_user_is_refused(tmp_path: Path, given_away: str) -> None:
+    path = library_in(tmp_path / "code")
+    os.chown(tmp_path / given_away, SOMEBODY, SOMEBODY)
+    with pytest.raises(WrongUse, match=f"belongs to user {SOMEBODY}"):
+        load(path)
+
+
+def test_a_cache_that_everybody_may_write_holds_no_code(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    with pytest.raises(NotOwn, match="every user may write"):
+        own_folder(cache / "code")
+    cache.chmod(0o1777)                      # as /tmp: there nobody renames what is another's
+    own_folder(cache / "code")
+
+
+def test_a_link_or_a_file_that_everybody_may_write_is_no_code(tmp_path: Path) -> None:
+    path = library_in(tmp_path / "code")
+    link = path.with_name("link.so")
+    link.symlink_to(path)
+    with pytest.raises(NotOwn, match="is a link"):
+        check_own(link)
+    path.chmod(0o666)
+    with pytest.raises(NotOwn, match="every user may write it"):
+        check_own(path)
+
+
+def test_a_kernel_that_somebody_else_compiled_is_a_reason_not_to_use_it(tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tmp_path / "kernels" / "kernel.so"
+    kernel.parent.mkdir()
+    kernel.write_bytes(b"code")
+    monkeypatch.setattr(build, "_library", lambda: kernel)
+    another_user(monkeypatch)
+    with pytest.raises(build.CannotBuild, match="belongs to user"):
+        build.load.__wrapped__()

@@ -1,0 +1,201 @@
+"""Runs on a fake GPU, through what `powertrain train` calls; prints what became of each case. A process of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_cuda
+import torch
+from kinds_of_runs import SIZES, ragged_examples
+
+from powertrain.data.example import collate_padded
+from powertrain.facts.hardware import read_hardware
+from powertrain.facts.model import model_facts
+from powertrain.facts.software import read_software
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
+from powertrain.models.config import FAMILIES, ModelConfig, make_config
+from powertrain.models.decoder import Decoder
+from powertrain.models.kernels.quantised import quantise_base
+from powertrain.planner import make_plan
+from powertrain.recipe import Recipe
+from powertrain.records import DataFacts, Facts
+from powertrain.run.material import Material
+from powertrain.run.prepare import Prepared, build_setup
+from powertrain.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from powertrain.training.loop import State, evaluate, new_state, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup
+from powertrain.use.generation import Sampling, generate_ids, open_feed
+
+STEPS, BATCH, EXAMPLES = 1, 3, 6
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what is trained, how, and which techniques the recipe pins."""
+
+    family: str
+    method: str
+    techniques: Mapping[str, Any] = field(default_factory=dict)
+    capability: Sequence[int] = (9, 0)
+    fault: str = ""
+
+
+def prepared_for(run: Run, hardware: Any) -> Prepared:
+    """Return the plan of the run with all that it is made of, as `powertrain plan` has it."""
+    heads = {"kv_heads": 2 if FAMILIES[run.family].grouped_heads else 4, "heads": 4}
+    config, _ = make_config(run.family, **(SIZES | heads | {"width": 64, "layers": 1}))  # type: ignore[arg-type]
+    adapters = None if run.method == "full" else AdapterConfig(r=4, alpha=8.0)
+    recipe = Recipe.model_validate({"method": run.method, "max_steps": STEPS, "train_batch_size": BATCH, "seed": 5,
+                                    "model": {"path": "nowhere"}, "techniques": run.techniques})
+    stored = {"full": "fp32", "lora": "bf16", "qlora": "nf4"}[run.method]
+    model = model_facts(config, method=run.method, adapters=adapters, frozen_dtype=stored)
+    examples = ragged_examples(EXAMPLES)
+    lengths = sorted(example.tokens for example in examples)
+    quantiles = {"min": lengths[0], "p10": lengths[1], "p50": lengths[3], "p90": lengths[4], "max": lengths[-1]}
+    data = DataFacts("test", "0" * 64, 1, 400, 400, "char", 50, 337, 60, 60, block=sum(lengths) // len(lengths), stride=12,
+                     examples=len(examples), train_batch_size=BATCH, kind="conversation", max_length=lengths[-1],
+                     length_quantiles=quantiles, trained_share=0.7)
+    facts = Facts(hardware, read_software(hardware), model, data)
+    plan = make_plan(facts, recipe, STEPS)
+    resolved: Any = SimpleNamespace(recipe=recipe)
+    material = Material(resolved, model, data, examples, examples[:2], collate_padded, None,  # type: ignore[arg-type]
+                        partial(build, config, adapters, run.method), config=config, adapters=adapters)
+    return Prepared(facts, material, plan, STEPS)
+
+
+def build(config: ModelConfig, adapters: AdapterConfig | None, method: str) -> Decoder:
+    """Return the model on the CPU, as run/material.py has it."""
+    model = Decoder(config)
+    if method != "full":
+        model.to(torch.bfloat16)
+    if method == "qlora":
+        quantise_base(model, type="nf4", double=True)
+    if adapters is not None:
+        add_adapters(model, adapters)
+    return model
+
+
+def carry_out(run: Run, device: fake_cuda.FakeCuda, folder: Path) -> tuple[str, ...]:
+    """Train, evaluate, write, save, load and train on. Return the names of the techniques that were in force."""
+    device.capability = (run.capability[0], run.capability[1])
+    hardware = read_hardware(folder, measure=False)
+    hardware = replace(hardware, peak_flops_per_s=dict(hardware.datasheet_flops_per_s), bandwidth_bytes_per_s=3e12)
+    assert hardware.device == "cuda"
+    prepared = prepared_for(run, hardware)
+    with device.answering():                 # what a technique confirms, it may read
+        setup = with_fault(build_setup(prepared), run.fault)
+    apart = [name for name, tensor in setup.model.state_dict().items() if tensor.device.type != "cuda"]
+    assert not apart, f"on the CPU: {apart}"
+    state = new_state(setup, 0.1)
+    take_steps(setup, state, STEPS)
+    with device.answering() as read:
+        evaluate(setup, prepared.material.held_out, tokens_per_byte=None)
+    assert len(read) == 1, f"an evaluation waits once, and this one {len(read)} times"
+    write(setup, device)
+    again = round_trip(prepared, setup, state, device, folder)
+    take_steps(setup, again, 1)
+    return prepared.plan.names
+
+
+def take_steps(setup: Setup, state: State, steps: int) -> None:
+    schedule = Schedule("cosine", 1e-3, state.step + steps)
+    for result in train(setup, state, schedule, 1.0):
+        for number in (result.loss, result.grad_norm, *result.terms.values(), *result.metrics.values()):
+            assert number.device.type == "cuda"
+            assert not number.dim()
+        assert len(result.laps.parts()) >= 4
+    assert state.step == schedule.total_steps
+
+
+def write(setup: Setup, device: fake_cuda.FakeCuda) -> None:
+    """Write three tokens after a prompt of five: the host reads the logits, and then nothing else of the GPU."""
+    with setup.precision.context(setup.device), device.answering() as read:
+        feed, ids = open_feed(setup.model, [1, 2, 3, 4, 5])
+        written = list(generate_ids(feed, ids, Sampling(3, temperature=0.8, top_k=5)))
+    assert len(written) == len(read) == 3
+
+
+def round_trip(prepared: Prepared, setup: Setup, state: State, device: fake_cuda.FakeCuda, folder: Path) -> State:
+    """Save the state, load it into a new one, and return that. Each weight and moment comes back as it was, on the GPU."""
+    with tempfile.TemporaryDirectory(dir=folder) as place, device.answering():
+        save_checkpoint(Path(place), state)
+        found, rejected = newest_checkpoint(Path(place))
+        assert found is not None
+        assert not rejected
+        again = new_state(setup, 0.1)
+        load_checkpoint(found, again)
+    assert (again.step, again.trained_tokens) == (state.step, state.trained_tokens)
+    before, after = state.optimizer.moments(), again.optimizer.moments()
+    assert before.keys() == after.keys()
+    for weight, moments in before.items():
+        assert {name: (value.shape, value.dtype, value.device) for name, value in moments.items()} == \
+               {name: (value.shape, value.dtype, value.device) for name, value in after[weight].items()}
+    return again
+
+
+def with_fault(setup: Setup, fault: str) -> Setup:
+    """Return the setup with a fault that users of GPUs meet."""
+    return FAULTS[fault](setup) if fault else setup
+
+
+def _left_on_the_host(setup: Setup) -> Setup:
+    block = setup.run_block
+
+    def run_block(one: Any, index: int, x: Any, *others: Any) -> Any:
+        return block(one, index, x + torch.ones(x.shape[-1]), *others)
+
+    return replace(setup, run_block=run_block)
+
+
+def _reading(read: Any, setup: Setup) -> Setup:
+    run_pass = setup.run_pass
+
+    def reading(*given: Any) -> Any:
+        sums = run_pass(*given)
+        read(sums["loss"])
+        return sums
+
+    return replace(setup, run_pass=reading)
+
+
+FAULTS = {
+    "cpu tensor": _left_on_the_host,
+    "item": partial(_reading, lambda loss: loss.item()),
+    "if": partial(_reading, lambda loss: 1 if loss > 3 else 0),
+    "cpu": partial(_reading, lambda loss: loss.cpu()),
+    "nonzero": partial(_reading, lambda loss: loss[None].nonzero()),
+    "mask": partial(_reading, lambda loss: loss[None][loss[None] > 3]),
+    "numpy": partial(_reading, lambda loss: loss.numpy(force=True)),
+}
+
+
+def main() -> None:
+    """Carry out the runs of the standard input; print for each the techniques in force or the error, and the seconds."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    device, found = fake_cuda.start(), {}
+    with device, tempfile.TemporaryDirectory() as folder:
+        for name, given in json.load(sys.stdin).items():
+            began, device.launched, device.waited = time.perf_counter(), [], []
+            try:
+                names = carry_out(Run(**given), device, Path(folder))
+                found[name] = {"techniques": names, "launched": len(device.launched), "waited": len(device.waited)}
+            except Exception as error:
+                place = traceback.extract_tb(error.__traceback__)
+                ours = [f"{frame.filename}:{frame.lineno}" for frame in place if "powertrain" in frame.filename]
+                found[name] = {"error": f"{type(error).__name__}: {error}", "at": ours[-3:], "trace": traceback.format_exc()}
+            found[name]["seconds"] = time.perf_counter() - began
+    print(json.dumps(found))

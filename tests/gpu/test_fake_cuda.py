@@ -1,0 +1,145 @@
+"""Training, evaluation, generation and checkpoints on a GPU that is not there: tensors on the wrong device, and host syncs.
+
+Each run goes through what `powertrain train` calls: facts, plan, `build_setup` with every confirmation, the loop, the held-out
+loss, generation, and a checkpoint that is saved and loaded. Each technique meets each method that it can be with, and each
+family each method. fake_cuda.py says what a fake GPU is. It has no numbers, so nothing here tests results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from powertrain.machine import cpp_compiler, one_at_a_time
+from powertrain.models.config import FAMILIES
+from powertrain.techniques import CATALOGUE
+
+SOURCE = Path(__file__).with_name("fake_cuda.cpp")
+TORCH = Path(torch.__file__).parent
+FLAGS = ("-std=c++20", "-O0", "-shared", "-fPIC")
+BEGIN = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); import fake_cuda_runs; fake_cuda_runs.main()"
+METHODS = ("full", "lora", "qlora")
+TURING = (7, 5)
+TRITON = {"kernels": "triton"}
+
+pytestmark = pytest.mark.skipif(torch.backends.cuda.is_built(), reason="torch has CUDA here; run the suite on the GPU itself")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Techniques that a recipe pins together, and the methods that they can be with."""
+
+    pins: Mapping[str, Any]
+    methods: tuple[str, ...] = METHODS
+    capability: tuple[int, int] = (9, 0)
+
+
+BUNDLES = {
+    "the plan's own": Bundle({}),
+    "triton": Bundle({"fused_blocks": TRITON}),
+    "offloaded": Bundle({"fused_blocks": TRITON, "saved_activations": {"inner": "offload", "heads": "recompute"}}),
+    "recorded": Bundle({"cuda_graph": "on", "chunked_cross_entropy": {"rows": 16}}, ("full", "lora")),
+    "fp16": Bundle({}, capability=TURING),
+    "flat": Bundle({"flat_parameters": "on"}),
+    "tf32": Bundle({"tf32": "on"}, ("full", "lora")),
+    "checkpointed": Bundle({"activation_checkpointing": "on"}),
+    "padded": Bundle({"packing": "off", "micro_batch": {"examples": 2}, "length_grouping": "on",
+                      "attention_kernel": {"kernel": "sdpa"}}),
+    "math": Bundle({"attention_kernel": {"kernel": "math"}, "chunked_cross_entropy": {"rows": 16}}),
+    "int8": Bundle({"int8_base": "on"}, ("lora",)),
+    "fp8": Bundle({"fp8_base": "on"}, ("lora",)),
+    "frozen": Bundle({"frozen_base": {"dtype": "fp16"}}, ("lora",), TURING),
+    "dequantised": Bundle({"dequantised_cache": "on"}, ("qlora",)),
+}
+
+NOT_EMULATED = {
+    "threads": "it is for CPUs",
+    "paged_adamw": "NVIDIA's driver makes its memory, outside of torch",
+    "eight_bit_adamw": "the fake device reads its step count (cause not found yet); bitsandbytes waits after each tensor",
+    "torch_compile": "Inductor asks the driver about the device; its CUDA code is compiled offline elsewhere",
+    **dict.fromkeys(("sharding", "tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel"),
+                    "it needs several processes, which tests/training and tests/launch have on CPUs"),
+}
+
+CASES: dict[str, dict[str, Any]] = {}
+for number, (name, bundle) in enumerate(BUNDLES.items()):
+    for shift, method in enumerate(bundle.methods):
+        family = list(FAMILIES)[(number + 3 * shift) % len(FAMILIES)]
+        CASES[f"{name}, {method}, {family}"] = {"family": family, "method": method, "techniques": bundle.pins,
+                                                "capability": bundle.capability}
+COVERED = {(case["family"], case["method"]) for case in CASES.values()}
+for family, method in ((family, method) for family in FAMILIES for method in METHODS):
+    if (family, method) not in COVERED:
+        CASES[f"the plan's own, {method}, {family}"] = {"family": family, "method": method}
+
+FAULTS = {
+    "cpu tensor": "found at least two devices, cuda:0 and cpu", "item": "HostSync: aten::_local_scalar_dense",
+    "if": "HostSync: aten::_local_scalar_dense", "cpu": "HostSync: aten::_to_copy", "nonzero": "HostSync: aten::nonzero",
+    "mask": "HostSync: aten::index", "numpy": ".numpy() is not supported"}
+
+
+def library(folder: Path) -> Path:
+    """Return fake_cuda.cpp as a library in `folder`, compiled once for this source and this torch."""
+    told = SOURCE.read_text(encoding="utf-8") + torch.__version__
+    path, compiler = folder / f"{hashlib.sha256(told.encode()).hexdigest()[:16]}.so", cpp_compiler()
+    with one_at_a_time(folder):              # other workers and other suites of this checkout
+        if not path.exists():
+            assert compiler is not None, "fake CUDA tensors need a C++ compiler: install g++"
+            made = path.with_suffix(f".{os.getpid()}")
+            subprocess.run([compiler, str(SOURCE), *FLAGS, f"-I{TORCH / 'include'}", "-o", str(made), f"-L{TORCH / 'lib'}",
+                            f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
+            os.replace(made, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """What became of each case and each planted fault, in a process of its own, which believes that it has a GPU."""
+    assert request.config.cache is not None
+    path = library(request.config.cache.mkdir("fake_cuda"))
+    faults = {fault: {"family": "llama", "method": "full", "fault": fault} for fault in FAULTS}
+    paths = [str(Path(__file__).parents[1] / "techniques"), str(Path(__file__).parent), *sys.path]
+    done = subprocess.run([sys.executable, "-c", BEGIN, str(path)], input=json.dumps(CASES | faults), text=True,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_leaves_nothing_on_the_cpu_and_waits_only_where_it_may(outcomes: Mapping[str, Any], case: str) -> None:
+    found = outcomes[case]
+    assert "error" not in found, found["trace"]
+    assert set(CASES[case].get("techniques", {})) - {"packing"} <= set(found["techniques"])
+    assert not found["waited"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(outcomes: Mapping[str, Any], fault: str) -> None:
+    assert FAULTS[fault] in outcomes[fault].get("error", "nothing was found")
+
+
+def test_every_technique_is_met_or_the_table_says_why_not(outcomes: Mapping[str, Any]) -> None:
+    met = {technique for case in CASES for technique in outcomes[case].get("techniques", ())}
+    assert met | set(NOT_EMULATED) == {technique.name for technique in CATALOGUE}
+    assert not met & set(NOT_EMULATED)
+
+
+def test_every_family_is_met_with_every_method() -> None:
+    assert {(case["family"], case["method"]) for case in CASES.values()} == {(f, m) for f in FAMILIES for m in METHODS}
+
+
+def test_triton_kernels_are_launched(outcomes: Mapping[str, Any]) -> None:
+    with_kernels = [case for case in CASES if case.startswith(("triton", "offloaded")) and "gpt" not in case]    # no LayerNorm
+    assert with_kernels
+    assert all(outcomes[case]["launched"] > 0 for case in with_kernels)
