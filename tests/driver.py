@@ -5,7 +5,7 @@
 A fault is a place and a number:
   ("step", 5)     kills with SIGKILL after optimizer step 5, before anything else happens but the end of a save in flight
   ("after", 900)  kills 900 ms after the process was started, wherever it is then
-  ("save", 7)     kills at the 7th call that a save makes to the disk (write, sync, rename, delete), before it takes effect
+  ("save", 7)     kills at the 7th call to the disk (write, sync, rename, delete) from the first save on, before it takes effect
   ("writing", 5)  kills in the midst of the 5th file of a checkpoint, when one more step is done beside it
   ("slow", 200)   makes each file of a checkpoint take 200 ms more
   ("room", 3)     lets the disk have 300 bytes free at the first 3 looks; a save that waits looks after every step
@@ -178,22 +178,7 @@ def _plant(place: str, number: int) -> None:
     elif place == "memory":
         part.train = loop.train = _in_little_memory(loop.train, number << 20)
     elif place == "save":
-        count = itertools.count(1)
-
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
-                if next(count) == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*arguments, **named)
-
-            return call
-
-        checkpoint.write_file = counted(checkpoint.write_file)
-        stored.os.fsync = counted(os.fsync)
-        checkpoint.sync = counted(checkpoint.sync)
-        checkpoint.os.rename = counted(os.rename)
-        checkpoint.shutil.rmtree = counted(shutil.rmtree)
-        Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
+        saving.save = _counted_from_here(saving.save, number)
     elif place == "shared":
         shared_folder.SEEN_WITHIN_S = number
     elif place == "sync":
@@ -207,6 +192,33 @@ def _plant(place: str, number: int) -> None:
         session.save_model = _on_a_full_disk(session.save_model, from_call=1)
     elif place == "full":
         checkpoint.write_file = _on_a_full_disk(checkpoint.write_file, from_call=number)
+
+
+def _counted_from_here(save: Callable[..., None], number: int) -> Callable[..., None]:
+    from powertrain.run import saving
+    from powertrain.training import checkpoint, stored
+
+    count = itertools.count(1)
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(count) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+
+        return call
+
+    def first_save(*arguments: Any, **named: Any) -> None:
+        saving.save = save
+        checkpoint.write_file = counted(checkpoint.write_file)
+        stored.os.fsync = counted(os.fsync)
+        checkpoint.sync = counted(checkpoint.sync)
+        checkpoint.os.rename = counted(os.rename)
+        checkpoint.shutil.rmtree = counted(shutil.rmtree)
+        Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
+        save(*arguments, **named)
+
+    return first_save
 
 
 def _refused(function: Callable[..., Any], from_call: int, error: Exception | None = None) -> Callable[..., Any]:

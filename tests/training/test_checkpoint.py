@@ -276,3 +276,16 @@ def test_a_checkpoint_written_beside_is_published_without_any_further_call(state
     assert newest_checkpoint(tmp_path) == (save.path, [])
     assert save.is_written()
     assert save.finish() == save.path
+
+
+def test_without_memory_for_a_thread_the_copy_is_written_by_the_training(
+        make_setup: MakeSetup, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    before = bytes_of(state)
+    save = Save(tmp_path, state)
+    assert save.is_written()                 # so that the run calls `finish` after the next step
+    load_checkpoint(save.finish(), other := new_state(make_setup(), 0.1))
+    assert bytes_of(other) == before

@@ -6,6 +6,7 @@ The processes of a run do all of this together: whatever one of them measures or
 import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -48,16 +49,31 @@ class Saves:
     said_at_once: bool = False
 
 
-def saves_of(part: Part) -> Saves:
-    """Return the saves of a session that begins. A resumed run keeps the interval that save_steps=auto has found."""
+@contextlib.contextmanager
+def saves_of(part: Part) -> Iterator[Saves]:
+    """Hold the saves of a session. A resumed run keeps the interval that save_steps=auto has found.
+
+    Where the session fails, the save in flight is finished; where other processes may have gone already, the next start clears it.
+    """
+    saves = Saves(time.perf_counter(), every=_interval(part))
+    try:
+        yield saves
+    except BaseException:
+        if part.ranks.world == 1:
+            with contextlib.suppress(RunFailed):
+                finish(part, saves)
+        raise
+
+
+def _interval(part: Part) -> int | None:
+    """Return the steps between saves; None where save_steps=auto has not found them yet."""
     recipe, known = part.prepared.recipe, None
     if recipe.save_steps != AUTO:
-        return Saves(time.perf_counter(), every=in_steps(recipe.save_steps, part.prepared.steps_per_epoch))
+        return in_steps(recipe.save_steps, part.prepared.steps_per_epoch)
     if part.ranks.is_writer:
         known = last_of(events.SaveInterval, read_events(part.folder.events))
     known = part.ranks.agree(known)
-    same = known is not None and known.save_every_s == recipe.save_every_s
-    return Saves(time.perf_counter(), every=known.steps if known is not None and same else None)
+    return known.steps if known is not None and known.save_every_s == recipe.save_every_s else None
 
 
 def is_due(part: Part, saves: Saves) -> bool:
@@ -125,13 +141,6 @@ def finish(part: Part, saves: Saves, *, required: bool = False) -> None:
                                seconds=flight.waited_s, written_s=now_s - flight.began_s, beside=flight.beside), durable=True)
     if saves.every is None:
         _choose_interval(part, saves, flight)
-
-
-def leave(part: Part, saves: Saves) -> None:
-    """Finish the save in flight of a run that fails. Where other processes may have gone already, the next start clears it."""
-    if part.ranks.world == 1:
-        with contextlib.suppress(RunFailed):
-            finish(part, saves)
 
 
 def _choose_interval(part: Part, saves: Saves, flight: InFlight) -> None:

@@ -49,37 +49,29 @@ def run(part: Part) -> None:
     _learn_link(part)
     gc.collect()
     gc.freeze()                              # the objects that exist now stay; the collector need not look at them each time
-    saves = saving.saves_of(part)
-    try:
-        _take_steps(part, saves)
-    except BaseException:
-        saving.leave(part, saves)
-        raise
+    with saving.saves_of(part) as saves:
+        state, total_steps = part.state, part.prepared.total_steps
+        setup, steps = part.setup, part.steps()
+        while state.step < total_steps and part.stopped_by is None:
+            too_large = None
+            try:
+                with part.ledger() as ledger:
+                    result = next(steps)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                too_large = said_by(error)
+            if too_large is not None:        # here, where the error holds no activations any more
+                go_on_smaller(part, too_large)
+            else:
+                part.pending.append(result)
+                _between(part, saves, ledger)
+            if part.setup is not setup:      # a step or an evaluation needed smaller passes
+                setup, steps = part.setup, part.steps()
     if part.stopped_by is None:
         write_model(part)
         if part.prepared.cache is not None and part.ranks.world == 1:
             keep_speed(part.prepared.cache, part.prepared.facts, part.prepared.plan, part.step_s)
-
-
-def _take_steps(part: Part, saves: saving.Saves) -> None:
-    state, total_steps = part.state, part.prepared.total_steps
-    setup, steps = part.setup, part.steps()
-    while state.step < total_steps and part.stopped_by is None:
-        too_large = None
-        try:
-            with part.ledger() as ledger:
-                result = next(steps)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            too_large = said_by(error)
-        if too_large is not None:            # here, where the error holds no activations any more
-            go_on_smaller(part, too_large)
-        else:
-            part.pending.append(result)
-            _between(part, saves, ledger)
-        if part.setup is not setup:          # a step or an evaluation needed smaller passes
-            setup, steps = part.setup, part.steps()
 
 
 def _learn_link(part: Part) -> None:

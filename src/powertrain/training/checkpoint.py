@@ -93,9 +93,12 @@ class Save:
             self._copying[1].record()
         self._write = partial(self._write_files, files)
         if beside:
-            self._writer = threading.Thread(target=self._write, name=WRITER)
-            self._write = None               # the thread alone holds the copy, until the copy is written
-            self._writer.start()
+            writer = threading.Thread(target=self._write, name=WRITER)
+            try:
+                writer.start()
+            except RuntimeError:             # no memory for its stack: `finish` writes the copy
+                return
+            self._writer, self._write = writer, None     # the thread alone holds the copy, until the copy is written
 
     def _write_files(self, files: Files) -> None:
         try:
