@@ -141,7 +141,7 @@ def _plant(place: str, number: int) -> None:
     from powertrain.launch import shared_folder
     from powertrain.records import event_log
     from powertrain.run import disk, part, saving, session
-    from powertrain.training import checkpoint, loop, ranks, stored
+    from powertrain.training import checkpoint, loop, ranks
 
     if place in ("step", "signal"):
         original = part.train

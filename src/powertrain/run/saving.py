@@ -53,7 +53,7 @@ class Saves:
 def saves_of(part: Part) -> Iterator[Saves]:
     """Hold the saves of a session. A resumed run keeps the interval that save_steps=auto has found.
 
-    Where the session fails, the save in flight is finished; where other processes may have gone already, the next start clears it.
+    Where the session fails, the save in flight is finished. Where other processes may have gone, the next start clears it.
     """
     saves = Saves(time.perf_counter(), every=_interval(part))
     try:
