@@ -104,3 +104,32 @@ def test_a_plan_for_a_machine_that_is_not_here(cli: Callable[..., tuple[int, str
     assert (code, "train_batch_size=8 cannot be shared by 32 processes" in err) == (2, True)
     code, _, err = cli("plan", *words, "--machine", "8xh100", "--processes", "2")
     assert (code, "leave --processes out" in err) == (2, True)
+
+
+def test_known_machines_are_compared_by_fit_time_and_cost(cli: Callable[..., tuple[int, str, str]], source: Path) -> None:
+    words = ["default", f"data={source}", "data.tokenizer=byte", *SMALL, "--machine", "all"]
+    code, out, err = cli("plan", *words, "--price-per-hour", "2", "--price-per-hour", "h100=3.6", "--json")
+    assert code == 0, err
+    found = {one["kind"]: one for one in map(json.loads, out.splitlines())}
+    h100, a100, mac = found["h100"], found["a100"], found["m4-max"]
+    assert (h100["words"], h100["price_per_hour"], a100["price_per_hour"]) == ("", 3.6, 2)
+    assert (mac["estimate"], mac["cost"]) == (None, None)
+    estimate = h100["estimate"]
+    assert h100["cost"] == pytest.approx([step_s * estimate["steps"] * 1e-3 for step_s in estimate["step_s"]])
+    code, alone, err = cli("plan", *words[:-1], "h100", "--json")
+    assert code == 0, err
+    assert json.loads(alone)["plan"]["estimate"]["step_s"] == estimate["step_s"]
+    # 1.2 G weights of a GPT-2 with AdamW in fp32: too much for 16 GB, not for 80
+    large = ["model.layers=24", "model.width=2048", "model.heads=16"]
+    code, out, err = cli("plan", *words, *large)
+    assert code == 0, err
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert rows["h100"].split()[1] == "yes"
+    assert "with " in rows["t4"]
+    assert "rates not published" in rows["m4-max"]
+    assert out.index("\nh100 ") < out.index("\nrtx-4080 ")
+    for price in ("h100=", "x=1", "h100=-1", "cpu=nan"):
+        code, _, err = cli("plan", *words, "--price-per-hour", price)
+        assert (code, "is not KIND=PRICE" in err) == (2, True)
+    code, _, err = cli("plan", *words[:-2], "--price-per-hour", "2")
+    assert (code, "--machine all" in err) == (2, True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from powertrain.cost.precision import bf16_pays, unit_of
-from powertrain.facts.clusters import kinds, machine_and_software, machine_of
+from powertrain.facts.clusters import kinds, machine_and_software, machine_of, machines_of
 from powertrain.facts.hardware import read_hardware
 from powertrain.records import NETWORK, NODE, Software, WrongUse, to_plain
 from powertrain.records.json_files import write_json
@@ -16,7 +16,7 @@ from powertrain.records.json_files import write_json
 
 @pytest.mark.parametrize(("words", "nodes", "devices"), [
     ("h100", 1, 1), ("8xh100", 1, 8), ("64x8xh100", 64, 8), ("1x1xH100", 1, 1), ("2x4xa100-40gb", 2, 4), ("8xh100-80gb", 1, 8),
-    ("rtx4090", 1, 1),
+    ("rtx4090", 1, 1), ("t4", 1, 1), ("m4-max", 1, 1),
     ("2xRTX-4090", 1, 2), ("mi300x", 1, 1)])
 def test_nodes_and_devices_of_a_node(words: str, nodes: int, devices: int, tmp_path: Path) -> None:
     found = machine_of(words, tmp_path)
@@ -26,11 +26,14 @@ def test_nodes_and_devices_of_a_node(words: str, nodes: int, devices: int, tmp_p
 @pytest.mark.parametrize("kind", kinds())
 def test_every_kind_has_published_rates_and_says_where_from(kind: str, tmp_path: Path) -> None:
     found = machine_of(kind, tmp_path)
-    assert found.device == "cuda"
-    assert found.peak_flops_per_s.keys() & {"bf16", "fp16"}
-    assert (found.compute_capability is None) == bool(found.architecture)
+    if found.device == "mps":                # Apple publishes no rates of products
+        assert (found.peak_flops_per_s, found.sources["peak_flops_per_s"]) == ({}, "not published")
+        assert (found.compute_capability, found.architecture) == (None, "")
+    else:
+        assert found.peak_flops_per_s.keys() & {"bf16", "fp16"}
+        assert (found.compute_capability is None) == bool(found.architecture)
     assert 15e9 < found.memory_bytes == found.free_memory_bytes < 300e9
-    assert all("not measured: https://" in found.sources[field] for field in ("peak_flops_per_s", "memory_bytes", "links"))
+    assert all("not measured: https://" in found.sources[field] for field in ("bandwidth_bytes_per_s", "memory_bytes", "links"))
     assert all(link.bandwidth_bytes_per_s > 1e10 for link in found.links.values())
     assert NODE in found.links or NETWORK not in found.links
 
@@ -55,6 +58,14 @@ def test_the_facts_of_another_machine_are_read_from_its_file(tmp_path: Path) -> 
     assert machine_and_software(str(tmp_path / "facts.json"), tmp_path) == (there, software)
 
 
+def test_all_is_every_kind_and_several_of_each_but_macs(tmp_path: Path) -> None:
+    assert machines_of("all", tmp_path) == {kind: machine_of(kind, tmp_path) for kind in kinds()}
+    several = machines_of("2x8xALL", tmp_path)
+    assert set(kinds()) - set(several) == {"m4-max"}
+    assert {found.processes for found in several.values()} == {16}
+    assert not any(machines_of(words, tmp_path) for words in ("h100", "facts.json", "8x", "8xcpu"))
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"hardware": {"name": 3}, "software": {}}',
                                      '{"hardware": [], "software": 4}'])
 def test_a_file_without_facts_is_refused_with_the_command_that_writes_them(content: str, tmp_path: Path) -> None:
@@ -67,6 +78,7 @@ def test_a_file_without_facts_is_refused_with_the_command_that_writes_them(conte
 @pytest.mark.parametrize(("words", "says"), [
     ("h300", "no figures are known for h300; known kinds are b200, h200, h100"), ("8x", "is not NODESxDEVICESxKIND"),
     ("0xh100", "is not NODESxDEVICESxKIND"), ("8x8x", "is not NODESxDEVICESxKIND"), ("", "is not NODESxDEVICESxKIND"),
+    ("8xm4-max", "a Mac has one GPU"), ("all", "is for `powertrain plan`"),
     ("2x2x2xh100", "is not NODESxDEVICESxKIND"), ("999xcpu", "processes are more than the")])
 def test_what_is_no_machine_is_one_sentence_with_the_kinds(words: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match=says):

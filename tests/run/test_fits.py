@@ -71,7 +71,9 @@ def test_a_saving_is_named_from_8_mib_on_and_from_2_percent_of_the_need_on(
     for needed, least in ((100 * MiB, 8 * MiB), (1000 * MiB, 20 * MiB)):
         left = {"just enough": needed - least, "a byte too little": needed - least + 1, "much": 10 * MiB}
         monkeypatch.setattr(fits, "total_bytes", lambda model, workload, needed=needed: needed)
-        monkeypatch.setattr(fits, "_changes", lambda prepared, workload, room, left=left: iter(left.items()))
+        monkeypatch.setattr(fits, "_changes", lambda prepared, workload, room, left=left: (
+            (words, size, None) for words, size in left.items()))
+        monkeypatch.setattr(fits, "needed_bytes", lambda size, plan: size)
         assert [saving.words for saving in savings_of(prepared)] == ["much", "just enough"]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import typer
 from powertrain.cli import output as screen
 from powertrain.cli.options import Gpus, Json, Machine, Processes, Words, cache_folder, say
 from powertrain.cli.watching import Watcher, print_result
-from powertrain.records import RunFailed, WrongUse, to_plain
+from powertrain.records import Hardware, RunFailed, WrongUse, to_plain
 from powertrain.records.event_log import read_events
 from powertrain.records.json_files import read_json, write_json
 from powertrain.report import plan as plan_report
@@ -150,19 +151,66 @@ def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Pat
     return train_in_processes(words, options, folder.path, processes, say)
 
 
-def plan(words: Words = None, processes: Processes = 1, gpus: Gpus = None, machine: Machine = None, as_json: Json = False
-         ) -> None:
+def plan(words: Words = None, processes: Processes = 1, gpus: Gpus = None, machine: Machine = None,
+         prices: Annotated[list[str] | None, typer.Option("--price-per-hour", metavar="KIND=PRICE", help=(
+             "For --machine all: price of an hour of one device, such as h100=2.5 (may be repeated), or 2.5 for every kind."))
+             ] = None,
+         as_json: Json = False) -> None:
     """Show the recipe, the plan, and the expected time and memory.
 
     Nothing is trained. Every technique is listed as on or off, with the reason.
+
+    --machine all compares the known kinds of GPUs, --machine 8xall machines with eight of them.
     """
+    from powertrain.facts.clusters import machines_of
+
     processes = _with_gpus(processes, gpus)
     if machine is not None and processes > 1:
         raise WrongUse("--machine says how many processes there are; leave --processes out")
+    if machine is not None and (machines := machines_of(machine, cache_folder())):
+        _print_machines(words or [], machines, _prices(prices or []), as_json=as_json)
+        return
+    if prices:
+        raise WrongUse("--price-per-hour is for the table of --machine all")
     prepared = _prepared_run(words or [], None, None, say, processes, dry_run=True, machine=machine)
     _print_plan(prepared, as_json=as_json)
     if machine is not None and prepared.facts.hardware.processes > 1:
         _print_rehearsal(prepared, as_json=as_json)
+
+
+def _prices(words: Sequence[str]) -> Mapping[str, float]:
+    """Return the price of each kind of device that words such as h100=2.5 name; "" is every other kind, which 2.5 names."""
+    from powertrain.facts.clusters import kind_of, kinds
+
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, price = word.rpartition("=")
+        kind = kind_of(name) if name else ""
+        if kind is None or not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", price):
+            raise WrongUse(f"--price-per-hour {word[:40]} is not KIND=PRICE; use for example h100=2.5, or 2.5 for every kind "
+                           f"(kinds: {', '.join(kinds())})")
+        found[kind] = float(price)
+    return found
+
+
+def _print_machines(words: Sequence[str], machines: Mapping[str, Hardware], prices: Mapping[str, float], *, as_json: bool
+                    ) -> None:
+    """Print the run on each kind of machine: whether it fits, and with which change, its time and cost."""
+    from powertrain.run.fits import on_machines
+
+    first = next(iter(machines.values()))
+    of_first = f"{first.nodes}x{first.devices}x{next(iter(machines))}"
+    prepared = _prepared_run(words, None, None, say, 1, dry_run=True, machine=of_first)
+    found = [replace(one, price_per_hour=prices.get(one.kind, prices.get(""))) for one in on_machines(prepared, machines)]
+    if as_json:
+        for one in found:
+            screen.print_json({"event": "machine", **to_plain(one), "cost": one.cost})
+        return
+    facts = prepared.facts
+    screen.print_rows([plan_report.data_row(facts.data), plan_report.model_row(facts.model),
+                       plan_report.run_row(prepared.recipe.model_dump(), facts.data, prepared.total_steps)])
+    screen.print_rows([plan_report.MACHINE_COLUMNS, *map(plan_report.on_machine_row, found)])
+    screen.print_rows([("Known from", plan_report.FROM_PUBLISHED)])
 
 
 def facts(words: Words = None, as_json: Json = False,

@@ -4,8 +4,8 @@ A file is what `powertrain facts --output` wrote on the other machine, or the fa
 
 clusters.csv holds what manufacturers publish, none of it measured: memory in GB, and the bandwidth of one GPU in GB/s one way,
 to the others of its node (NVLink, PCIe) and to other nodes (its share of the node's network cards), both for the system of the
-column `published_for`. Rates of products and memory are those of datasheets.csv. A figure that is not published is absent.
-`cpu` is the CPU of this machine, with its measured figures.
+column `published_for`. Rates of products and memory are those of datasheets.csv. A figure that is not published is absent: a
+Mac's rates of products, a Tesla T4's bandwidth. `cpu` is the CPU of this machine, with its measured figures.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from powertrain.facts.software import read_software
 from powertrain.records import NETWORK, NODE, Hardware, PeerLink, Software, WrongUse
 from powertrain.records.json_files import read_json
 
+ALL = "all"                  # the kind that stands for each of them
 FORM = re.compile(r"(?:(?P<nodes>[1-9]\d{0,5})x)?(?:(?P<devices>[1-9]\d{0,5})x)?(?P<kind>[a-z][a-z0-9-]*)")
 UNPUBLISHED_S = 0.0          # the latency of a message: it is left out, and the plan says so
 
@@ -41,11 +42,31 @@ def machine_of(words: str, cache: Path) -> Hardware:
         nodes, devices = 1, nodes
     if kind == "cpu":
         return shared_by(read_hardware(cache), nodes * devices, devices)
-    spellings = {_squashed(spelling): name for name, row in _rows().items()
-                 for spelling in (name, f"{name}-{row['memory_gb']}gb")}
-    if (kind := spellings.get(_squashed(kind), kind)) not in _rows():
+    if kind == ALL:
+        raise WrongUse(f"--machine {words} is for `powertrain plan`; name one kind here: {known}")
+    if (found := kind_of(kind)) is None:
         raise WrongUse(f"--machine {words}: no figures are known for {kind}; known kinds are {known}")
-    return _published(_rows()[kind], nodes, devices)
+    if _is_mac(found) and nodes * devices > 1:
+        raise WrongUse(f"--machine {words}: a Mac has one GPU, and Powertrain trains on one Mac; use {found}")
+    return _published(_rows()[found], nodes, devices)
+
+
+def machines_of(words: str, cache: Path) -> Mapping[str, Hardware]:
+    """Return each known kind of machine by its words, where --machine is "all", "8xall" or "2x8xall"; else nothing."""
+    if (match := FORM.fullmatch(words.lower())) is None or match["kind"] != ALL:
+        return {}
+    number = words.lower().removesuffix(ALL)
+    return {kind: machine_of(number + kind, cache) for kind in kinds() if not (number and _is_mac(kind))}
+
+
+def _is_mac(kind: str) -> bool:
+    return _rows()[kind]["name"].startswith("Apple")
+
+
+def kind_of(spelling: str) -> str | None:
+    """Return the kind that is spelt so: rtx-4090, RTX4090 and h100-80gb are."""
+    spellings = {_squashed(known): kind for kind, row in _rows().items() for known in (kind, f"{kind}-{row['memory_gb']}gb")}
+    return spellings.get(_squashed(spelling.lower()))
 
 
 def machine_and_software(words: str, cache: Path) -> tuple[Hardware, Software]:
@@ -82,12 +103,14 @@ def _published(row: Mapping[str, str], nodes: int, devices: int) -> Hardware:
              for among, column in ((NODE, "node_gb_per_s"), (NETWORK, "network_gb_per_s")) if row[column]}
     published = f"published, not measured: {sheet.link}"
     system = f"published for {row['published_for']}, not measured: {row['link']}" if row["published_for"] else published
-    return Hardware(row["name"], "cuda", cores=0, memory_bytes=memory_bytes, free_memory_bytes=memory_bytes,
+    device = "mps" if _is_mac(row["kind"]) else "cuda"
+    rates = published if sheet.flops_per_s else "not published"
+    return Hardware(row["name"], device, cores=0, memory_bytes=memory_bytes, free_memory_bytes=memory_bytes,
                     compute_capability=(major, minor) if capability else None, architecture=row["architecture"],
                     devices=devices, nodes=nodes, processes=nodes * devices, links=links,
                     peak_flops_per_s=dict(sheet.flops_per_s), datasheet_flops_per_s=dict(sheet.flops_per_s),
                     bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s, basis="published", sources={
-                        "peak_flops_per_s": published, "bandwidth_bytes_per_s": published, "links": system,
+                        "peak_flops_per_s": rates, "bandwidth_bytes_per_s": published, "links": system,
                         "memory_bytes": system})
 
 

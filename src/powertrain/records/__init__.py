@@ -101,6 +101,28 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class OnMachine:
+    """A run as it is planned for a kind of machine that is not here."""
+
+    kind: str
+    hardware: Hardware
+    words: str | None                        # that make it fit: "" as it is asked for, "method=lora"; None: none do
+    estimate: Estimate | None                # with these words; None where the machine's rates are not known
+    needed_bytes: int | None                 # by one of its processes
+    why_not: str = ""                        # it cannot be planned there
+    price_per_hour: float | None = None      # of one device
+
+    @property
+    def cost(self) -> tuple[float, float] | None:
+        """Return what the run costs, low and high, in the unit of the price; None where price or time is not known."""
+        if self.price_per_hour is None or self.estimate is None:
+            return None
+        low, high = (self.price_per_hour * self.hardware.processes * step_s * self.estimate.steps / 3600
+                     for step_s in self.estimate.step_s)
+        return low, high
+
+
+@dataclass(frozen=True)
 class Software:
     """What is installed, and why the rest is not usable here."""
 

@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan
+from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, OnMachine, Plan
 from powertrain.report.words import count, counted, digits, duration, flops, interval, labelled, memory, with_settings
 
 Row = tuple[str, str]
@@ -113,6 +113,9 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
     if estimate is None and hardware.peak_flops_per_s and model is not None and model.provider != "native":
         return [("Expected", f"unknown: powertrain cannot count the work of {model.family} in {model.provider}; the run shows "
                              "its own speed")]
+    if estimate is None and hardware.basis != "measured":
+        return [("Expected", "unknown: its rates are not published; measure them on that machine with `powertrain "
+                             "facts --output facts.json`, then use --machine facts.json")]
     if estimate is None:
         return [("Expected", "unknown: the speed of this machine is not measured (`powertrain facts --measure`)")]
     low_s, high_s = estimate.step_s
@@ -177,6 +180,28 @@ def fitting_rows(needed_bytes: int, room_bytes: int, savings: Sequence[tuple[str
                           "this run (memory_check=off trains anyway)")]
     return rows + [("Would help", f"{words}: saves {memory(size)}{', which is enough' if enough else ''}")
                    for words, size, enough in savings]
+
+
+# ------------------------------------------------------------------------------------------------ machines that are not here
+
+
+MACHINE_COLUMNS = ("Machine", "Fits", "Memory of a device", "Time", "Tokens/s", "Cost")
+FROM_PUBLISHED = ("published figures; nothing was measured there, and the software counts as what is installed here. Times are "
+                  "guesses, between 60 % and 100 % of the published rates, less for small products. `powertrain plan --machine "
+                  "KIND` shows one machine's plan")
+
+
+def on_machine_row(one: OnMachine) -> tuple[str, ...]:
+    """Return the cells of MACHINE_COLUMNS."""
+    if one.needed_bytes is None:
+        return one.kind, f"no: {one.why_not}", "", "", "", ""
+    fits = "no" if one.words is None else f"with {one.words}" if one.words else "yes"
+    held = f"{memory(one.needed_bytes)} of {memory(one.hardware.memory_bytes)}"
+    if one.estimate is None:
+        return one.kind, fits, held, "" if one.words is None else "rates not published", "", ""
+    steps = one.estimate.steps
+    return (one.kind, fits, held, interval(*(duration(step_s * steps) for step_s in one.estimate.step_s)),
+            interval(*map(count, one.estimate.tokens_per_s)), interval(*map(digits, one.cost)) if one.cost else "")
 
 
 # ------------------------------------------------------------------------------------------------ an overview

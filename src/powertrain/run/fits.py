@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ from powertrain.cost.fitting import largest_micro_batch, own_bytes, total_bytes
 from powertrain.cost.precision import unit_of
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
+from powertrain.facts.software import read_software
 from powertrain.models.config import make_config
-from powertrain.records import Facts, ModelFacts, Plan, WrongUse
-from powertrain.run.prepare import Prepared
+from powertrain.records import Facts, Hardware, ModelFacts, OnMachine, Plan, WrongUse
+from powertrain.run.prepare import Prepared, planned
 
 if TYPE_CHECKING:
     from powertrain.training.setup import Setup
@@ -117,13 +118,35 @@ def savings_of(prepared: Prepared) -> list[Saving]:
     """Return the changes of the recipe that would save memory worth naming, the largest saving first."""
     room, workload = room_bytes(prepared.facts), planner.workload_of(prepared.facts, prepared.plan)
     needed = total_bytes(prepared.facts.model, workload)
-    savings = [Saving(words, needed - left, left <= room) for words, left in _changes(prepared, workload, room)]
+    left = [(words, needed_bytes(facts, plan)) for words, facts, plan in _changes(prepared, workload, room)]
+    savings = [Saving(words, needed - size, size <= room) for words, size in left]
     worth = [saving for saving in savings if saving.bytes >= max(WORTH_BYTES, WORTH_SHARE * needed)]
     return sorted(worth, key=lambda saving: -saving.bytes)
 
 
-def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[tuple[str, int]]:
-    """Yield the words of each change that a plan can be made with, and the bytes that a step of that plan needs."""
+def on_machines(prepared: Prepared, machines: Mapping[str, Hardware]) -> list[OnMachine]:
+    """Return the run on each machine: where it fits as it is, the fastest first; then where a change makes it fit."""
+    found = [_on_machine(prepared, kind, hardware) for kind, hardware in machines.items()]
+    return sorted(found, key=lambda one: (one.words is None, bool(one.words), one.estimate is None,
+                                          sum(one.estimate.step_s) if one.estimate else 0.0))
+
+
+def _on_machine(prepared: Prepared, kind: str, hardware: Hardware) -> OnMachine:
+    try:
+        there = planned(prepared.material, hardware, read_software(hardware), None)
+    except WrongUse as error:
+        return OnMachine(kind, hardware, None, None, None, str(error))
+    needed, room = needed_bytes(there.facts, there.plan), room_bytes(there.facts)
+    if there.facts.model.provider != "native" or needed <= room:
+        return OnMachine(kind, hardware, "", there.plan.estimate, needed)
+    for words, facts, plan in _changes(there, planner.workload_of(there.facts, there.plan), room):
+        if (smaller := needed_bytes(facts, plan)) <= room:
+            return OnMachine(kind, hardware, words, plan.estimate, smaller)
+    return OnMachine(kind, hardware, None, None, needed)
+
+
+def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[tuple[str, Facts, Plan]]:
+    """Yield the words of each change that a plan can be made with, what it changes in the facts, and the plan."""
     facts, recipe = prepared.facts, prepared.recipe
     in_force = prepared.plan.names
     pins: list[tuple[str, str, Any]] = [(f"{name}.{setting}={count}", name, {setting: count})
@@ -136,7 +159,7 @@ def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[tupl
                                                               *_smaller_models(prepared, workload, room))]
     for words, changed, wanted in tried:
         with contextlib.suppress(WrongUse):
-            yield words, needed_bytes(changed, planner.make_plan(changed, wanted, prepared.total_steps))
+            yield words, changed, planner.make_plan(changed, wanted, prepared.total_steps)
 
 
 def _smaller_passes(model: ModelFacts, workload: Workload, room: int) -> Iterator[tuple[str, str, int]]:

@@ -15,7 +15,7 @@ from powertrain.facts.clusters import machine_and_software
 from powertrain.facts.hardware import read_hardware, shared_by
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved, flat
-from powertrain.records import Facts, Hardware, Plan, WrongUse, to_plain
+from powertrain.records import Facts, Hardware, Plan, Software, WrongUse, to_plain
 from powertrain.run.learned import read_tuned, with_speeds
 from powertrain.run.links import with_links
 from powertrain.run.material import Material, pretrained_material, scratch_material
@@ -106,7 +106,11 @@ def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, he
         material = scratch_material(resolved, cache)
     else:
         material = pretrained_material(resolved, software, cache, say)
-    material = replace(material, resolved=with_optimizer(material.resolved))
+    return planned(replace(material, resolved=with_optimizer(material.resolved)), hardware, software, cache)
+
+
+def planned(material: Material, hardware: Hardware, software: Software, cache: Path | None) -> Prepared:
+    """Return the run as it is planned for a machine. Raises WrongUse where optimizer or objective cannot be used there."""
     recipe = material.resolved.recipe
     optimizer = optimizer_of(recipe)
     row = optimizer.row
@@ -118,7 +122,7 @@ def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, he
     facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device, optimizer.settings),
                   objective.has_terms)
     total_steps = recipe.steps(facts.data.examples)
-    tuned = read_tuned(cache, facts, recipe)
+    tuned = None if cache is None else read_tuned(cache, facts, recipe)
     plan = planner.make_plan(facts, recipe, total_steps, tuned)
     if recipe.train_time_s is not None and plan.estimate is not None:
         total_steps = max(1, round(recipe.train_time_s * 2 / sum(plan.estimate.step_s)))
