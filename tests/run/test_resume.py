@@ -79,7 +79,7 @@ def test_killed_after_a_step(cli: Cli, words: list[str], unbroken: Path, tmp_pat
     assert_same(tmp_path / "run", unbroken)
 
 
-@pytest.mark.parametrize(("number", "saved"), [*((number, 0) for number in range(1, 14)), (14, 4), (17, 4), (20, 4)])
+@pytest.mark.parametrize(("number", "saved"), [*((number, 0) for number in range(1, 16)), (16, 4), (19, 4), (22, 4)])
 def test_killed_at_every_call_that_a_save_makes_to_the_disk(
         cli: Cli, words: list[str], unbroken: Path, tmp_path: Path, number: int, saved: int) -> None:
     """The first save whole, and some of the second one."""

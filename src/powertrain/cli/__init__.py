@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from powertrain.cli import auditing, claiming, data, exporting, launching, proving, reporting, training, using
+from powertrain.cli import auditing, checkpoints, claiming, data, exporting, launching, proving, reporting, training, using
 from powertrain.cli.output import explain
 
 # `--learning_rate=3e-4` is taken like `learning_rate=3e-4`; a mistyped option is refused by the recipe, with a hint
@@ -56,6 +56,9 @@ app = group(
     callback=first_options, result_callback=exit_with)
 app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", {
     "list": reporting.list_runs, "show": reporting.show, "compare": reporting.compare}))
+app.add_typer(name="checkpoints", typer_instance=group("List, verify, compare and delete a run's checkpoints.", {
+    "list": checkpoints.list_all, "show": checkpoints.show, "verify": checkpoints.verify, "compare": checkpoints.compare,
+    "prune": checkpoints.prune}))
 app.add_typer(name="data", typer_instance=group("Check, show and prepare data before training.", {
     "check": data.check, "show": data.show, "prepare": data.prepare, "join": data.join}))
 app.add_typer(name="claims", typer_instance=group("List and measure the speed claims of five training systems.", {

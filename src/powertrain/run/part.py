@@ -133,6 +133,7 @@ class Part:
     stopped_by: str | None = None            # the signal that ended the run early
     checkpoint_failed: str | None = None     # why the last checkpoint is not on the disk
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
+    since_save: list[events.Step] = field(default_factory=list)      # read since the last save began
     stragglers: StragglerWatch = field(default_factory=StragglerWatch)
     taken: int = 0                           # steps that the plan in force has begun in this process
     began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
@@ -163,11 +164,13 @@ class Part:
                 raise self._not_finite(result, loss)
             parts = own[0].parts
             self.step_s.append(sum(parts.values()))
-            self.emit(events.Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
-                                  seconds=self.step_s[-1], learning_rate=result.learning_rate, grad_norm=norm,
-                                  parts={name: round(seconds, 6) for name, seconds in parts.items()},
-                                  padding_tokens=result.padding_tokens,
-                                  metrics=dict(zip(result.metrics, metrics, strict=True)), **shares_of(own)))
+            step = events.Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
+                               seconds=self.step_s[-1], learning_rate=result.learning_rate, grad_norm=norm,
+                               parts={name: round(seconds, 6) for name, seconds in parts.items()},
+                               padding_tokens=result.padding_tokens,
+                               metrics=dict(zip(result.metrics, metrics, strict=True)), **shares_of(own))
+            self.since_save.append(step)
+            self.emit(step)
         self.pending.clear()
         self._name_stragglers(shared)
         self.record.flush_now_and_then()

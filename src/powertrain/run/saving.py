@@ -4,13 +4,17 @@ The processes of a run do all of this together: whatever one of them measures or
 """
 
 import contextlib
+import datetime
+import hashlib
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
+import powertrain
 from powertrain.machine import usable_memory
 from powertrain.recipe import in_steps
 from powertrain.recipe.schema import AUTO
@@ -102,13 +106,30 @@ def save(part: Part, saves: Saves, *, required: bool) -> None:
         part.record.flush(durable=True, step=state.step)
     beside = not at_once and _has_memory(part, saves)
     try:
-        begun = Save(part.folder.checkpoints, state, part.ranks, beside=beside)
+        begun = Save(part.folder.checkpoints, state, part.ranks, beside=beside, about=_about(part))
     except OSError as error:
         _refuse(part, saves, error, state.step, required=required)
         return
     saves.in_flight = InFlight(begun, began_s, time.perf_counter() - began_s, beside)
     if not beside:
         finish(part, saves, required=required)
+
+
+def _about(part: Part) -> dict[str, Any]:
+    """Return what a checkpoint's metadata.json says of it. Speed and shares are those of the steps since the last save."""
+    recipe, facts, state = part.prepared.recipe, part.prepared.facts, part.state
+    steps, part.since_save = part.since_save, []
+    seconds = sum(step.seconds for step in steps)
+    spent = {name: sum(step.parts.get(name, 0.0) for step in steps) for name in (steps[-1].parts if steps else ())}
+    return {"step": state.step, "total_steps": part.prepared.total_steps, "epochs": state.step / part.prepared.steps_per_epoch,
+            "trained_tokens": state.trained_tokens, "loss": steps[-1].loss if steps else None,
+            "held_out_loss": state.evaluations.get(state.step), "evaluations": state.evaluations,
+            "tokens_per_s": sum(step.tokens for step in steps) / seconds if seconds else None,
+            "share_of_time": {name: part_s / seconds for name, part_s in spent.items()},
+            "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "processes": part.ranks.world,
+            "recipe": recipe.name, "recipe_sha256": hashlib.sha256(part.folder.recipe.read_bytes()).hexdigest(),
+            "data_sha256": facts.data.digest, "parameters": facts.model.parameters, "machine": facts.hardware.name,
+            "versions": {"powertrain": powertrain.__version__, **facts.software.versions}}
 
 
 def look(part: Part, saves: Saves) -> None:

@@ -41,7 +41,8 @@ FORMAT, SHARDED_FORMAT = 1, 2
 FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "MANIFEST.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
-ONCE_WRITTEN = {"random.safetensors"}        # by earlier versions, before each pass had a seed of its own; it is not read
+ABOUT = "metadata.json"                      # what somebody who looks for a checkpoint wants to know of it; not for loading
+MAY_BE = {ABOUT, "random.safetensors"}       # earlier versions wrote the other, before each pass had a seed of its own
 
 
 def save_checkpoint(folder: Path, state: State, ranks: Ranks = ALONE) -> Path:
@@ -61,7 +62,8 @@ class Save:
     Raises WeightsNotFinite and OSError in all processes.
     """
 
-    def __init__(self, folder: Path, state: State, ranks: Ranks = ALONE, *, beside: bool = True) -> None:
+    def __init__(self, folder: Path, state: State, ranks: Ranks = ALONE, *, beside: bool = True,
+                 about: Mapping[str, Any] | None = None) -> None:
         _refuse_broken(state, ranks)
         self.step, self._ranks = state.step, ranks
         self.path = folder / f"step-{state.step:06d}"
@@ -76,12 +78,12 @@ class Save:
             return
         try:
             if_writer(ranks, partial(self._temporary.mkdir, parents=True))
-            self._stage(state, beside)
+            self._stage(state, beside, about)
         except BaseException:
             self._clear()
             raise
 
-    def _stage(self, state: State, beside: bool) -> None:
+    def _stage(self, state: State, beside: bool, about: Mapping[str, Any] | None) -> None:
         """Take what this process writes, and with `beside` copy it and start the thread that writes it."""
         on_gpu = beside and any(parameter.is_cuda for parameter in state.model.parameters())
         if on_gpu:
@@ -89,6 +91,8 @@ class Save:
             self._copying = timed(), timed()
             self._copying[0].record()
         files = _staged(state, self._ranks, _copy if beside else torch.Tensor.contiguous)
+        if about is not None and FILES[2] in files:
+            files[ABOUT] = [json.dumps(about, indent=1).encode()]
         if self._copying:
             self._copying[1].record()
         self._write = partial(self._write_files, files)
@@ -217,9 +221,10 @@ def _staged(state: State, ranks: Ranks, take: Callable[[Tensor], Tensor]) -> Fil
 
 def _rename(temporary: Path, final: Path, step: int, files: Mapping[str, Any]) -> None:
     """Write the manifest of all processes' files, and rename the folder."""
-    shards = (len(files) - len(FILES)) // 2 + 1
+    shards = sum(name.startswith(FILES[0].partition(".")[0]) for name in files)
     written = {"format": FORMAT} if shards == 1 else {"format": SHARDED_FORMAT, "shards": shards}
-    manifest = {**written, "step": step, "files": {name: files[name] for name in files_of(shards)}}
+    listed = [*files_of(shards), *([ABOUT] if ABOUT in files else [])]
+    manifest = {**written, "step": step, "files": {name: files[name] for name in listed}}
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
     sync(temporary / MANIFEST)
     sync(temporary)
@@ -237,10 +242,17 @@ def files_of(shards: int) -> list[str]:
     return [shard_name(name, shard, shards) for name in FILES[:2] for shard in range(shards)] + [*FILES[2:]]
 
 
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Return the published checkpoints by step, in order. Whether each is whole is not looked at: `what_is_wrong` reads it."""
+    found = {int(match[1]): path for path in (folder.iterdir() if folder.is_dir() else ())
+             if (match := FOLDER.fullmatch(path.name)) and path.is_dir()}
+    return dict(sorted(found.items()))
+
+
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]:
     """Return the newest checkpoint that verifies, and (name, reason) of each newer one that does not."""
     rejected: list[tuple[str, str]] = []
-    for _, path in sorted(_published(folder).items(), reverse=True):
+    for path in reversed(checkpoints_in(folder).values()):
         reason = what_is_wrong(path)
         if reason is None:
             return path, rejected
@@ -260,7 +272,7 @@ def what_is_wrong(path: Path) -> str | None:
         return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
     if written_format not in (FORMAT, SHARDED_FORMAT):
         return f"it has format {written_format}, and this version reads format {SHARDED_FORMAT}; upgrade powertrain"
-    if set(files) - ONCE_WRITTEN != set(expected):
+    if set(files) - MAY_BE != set(expected):
         return f"{MANIFEST} lists {sorted(files)} where {sorted(expected)} belong"
     for name in files:
         if not (path / name).is_file():
@@ -301,10 +313,10 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
 
 def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
     """Delete all but the newest checkpoints and the one with the lowest held-out loss."""
-    published = _published(folder)
+    published = checkpoints_in(folder)
     evaluated = [step for step in published if step in evaluations]
-    kept = {*sorted(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
-    for path in (path for step, path in sorted(published.items()) if step not in kept):
+    kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
+    for path in (path for step, path in published.items() if step not in kept):
         (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
         shutil.rmtree(path)
 
@@ -313,13 +325,6 @@ def clear_leftovers(folder: Path) -> None:
     """Remove the temporary folders of saves that were killed."""
     for path in folder.glob(".tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _published(folder: Path) -> dict[int, Path]:
-    if not folder.is_dir():
-        return {}
-    return {int(found.group(1)): path for path in folder.iterdir()
-            if path.is_dir() and (found := FOLDER.fullmatch(path.name))}
 
 
 def _read_moment(moments: Stored, name: str, parameter: nn.Parameter) -> Tensor:

@@ -1,0 +1,112 @@
+"""`powertrain checkpoints`: what a run's checkpoints say of themselves, whether they are whole, and how two differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from powertrain.cli import output as screen
+from powertrain.cli.options import Json, Run
+from powertrain.records import to_plain
+from powertrain.records.sizes import memory
+from powertrain.report.words import count
+
+if TYPE_CHECKING:
+    from powertrain.run.checkpoints import Checkpoint
+
+Step = Annotated[int | None, typer.Option(help="Step of the checkpoint (default: the newest).")]
+MOST_CHANGED = 5             # weights that `compare` names
+
+
+def list_all(run: Run, as_json: Json = False) -> None:
+    """List the checkpoints of a run."""
+    from powertrain.run.checkpoints import found_in
+
+    found = found_in(run)
+    losses = [one.held_out_loss for one in found if one.held_out_loss is not None]
+    if as_json:
+        for one in found:
+            screen.print_json({"event": "checkpoint", **_plain(one)})
+        return
+    screen.print_rows([("step", "saved", "loss", "held-out loss", "tokens/s", "size", ""), *[
+        (f"{one.step:,}", one.about.get("saved", ""), _number(one.about.get("loss")), _number(one.held_out_loss),
+         count(speed) if (speed := one.about.get("tokens_per_s")) else "", memory(one.bytes),
+         "lowest held-out loss" if losses and one.held_out_loss == min(losses) else "") for one in found]])
+
+
+def show(run: Run, step: Step = None, as_json: Json = False) -> None:
+    """Show what a checkpoint says of itself, and its files."""
+    from powertrain.run.checkpoints import one_of
+
+    one = one_of(run, step)
+    files = {file.name: file.stat().st_size for file in sorted(one.path.iterdir())}
+    rows = [(key, str(value)) for key, value in one.about.items() if not isinstance(value, dict)]
+    rows += [(key, ", ".join(f"{name} {_number(part)}" for name, part in value.items()))
+             for key, value in one.about.items() if isinstance(value, dict) and value]
+    screen.tell({"event": "checkpoint", **_plain(one), "files": files},
+                [*rows, *((name, memory(size)) for name, size in files.items())], as_json=as_json)
+
+
+def verify(run: Run, as_json: Json = False) -> int:
+    """Check every file of every checkpoint.
+
+    Each file is read and held against its sha256. The exit code is 1 if a checkpoint is not whole.
+    """
+    from powertrain.run.checkpoints import found_in
+
+    found = [(one, one.wrong()) for one in found_in(run)]
+    for one, why in found:
+        screen.tell({"event": "checkpoint", "path": str(one.path), "whole": why is None, "why_not": why},
+                    [(one.path.name, "whole" if why is None else f"not whole: {why}")], as_json=as_json)
+    return screen.FAILED if any(why for _, why in found) else 0
+
+
+def compare(run: Run, first: Annotated[int, typer.Argument(help="Step of the first checkpoint.")],
+            second: Annotated[int, typer.Argument(help="Step of the second checkpoint.")], as_json: Json = False) -> None:
+    """Show how two checkpoints of a run differ.
+
+    Their losses and speed, and how far the weights moved.
+    """
+    from powertrain.run.checkpoints import changes, one_of
+
+    before, after = one_of(run, first), one_of(run, second)
+    moved = changes(before, after)
+    if as_json:
+        screen.print_json({"event": "comparison", "first": _plain(before), "second": _plain(after), "moved": moved})
+        return
+    rows = [("", f"step {first:,}", f"step {second:,}")]
+    rows += [(label, _number(before.about.get(key)), _number(after.about.get(key))) for key, label in (
+        ("loss", "loss"), ("held_out_loss", "held-out loss"), ("trained_tokens", "trained tokens"),
+        ("tokens_per_s", "tokens/s"))]
+    screen.print_rows(rows)
+    most = sorted((name for name in moved if name != "all"), key=lambda name: -moved[name])[:MOST_CHANGED]
+    screen.print_rows([("Weights moved", "all", f"{moved['all']:.3%} of their norm"),
+                       *(("", name, f"{moved[name]:.3%}") for name in most)])
+
+
+def prune(run: Run, keep: Annotated[int, typer.Option(min=1, help="Number of the newest checkpoints that stay.")],
+          as_json: Json = False) -> None:
+    """Delete old checkpoints of a run that is not training.
+
+    The newest stay, and the one with the lowest held-out loss.
+    """
+    from powertrain.run.checkpoints import prune as prune_run
+    from powertrain.run.folder import existing, locked
+
+    with locked(existing(run)):
+        gone = prune_run(run, keep)
+    screen.tell({"event": "pruned", "deleted": [str(one.path) for one in gone]},
+                [("Deleted", f"{one.path.name}, {memory(one.bytes)}") for one in gone] or [("Deleted", "nothing")],
+                as_json=as_json)
+
+
+def _plain(one: Checkpoint) -> dict[str, Any]:
+    return {**to_plain(one), "path": str(one.path)}
+
+
+def _number(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+

@@ -1,0 +1,128 @@
+"""`powertrain checkpoints`: what is listed, shown, verified, compared and deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from driver import TINY, run_cli
+from powertrain.records.event_log import read_events
+from powertrain.records.events import Step
+from powertrain.run.folder import RunFolder, locked
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of steps 4, 8 and 11, and an evaluation of each."""
+    folder = tmp_path_factory.mktemp("trained")
+    text = folder / "text.txt"
+    text.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
+    words = ["train", f"data={text}", *TINY, "eval_steps=4", "save_total_limit=3", "--output", "run"]
+    code, _, err = run_cli(words, cache, folder)
+    assert code == 0, err
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def told(cli: Cli, *words: str, code: int = 0) -> list[dict[str, Any]]:
+    found, out, err = cli("checkpoints", *words, "--json")
+    assert found == code, err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_each_checkpoint_tells_its_losses_speed_and_recipe(cli: Cli, run: Path) -> None:
+    found = told(cli, "list", "run")
+    assert [one["step"] for one in found] == [4, 8, 11]
+    steps = {event.step: event for event in read_events(run / "events.jsonl") if isinstance(event, Step)}
+    for one, first in zip(found, (1, 5, 9), strict=True):
+        about, since = one["about"], [steps[step] for step in range(first, one["step"] + 1)]
+        seconds = sum(step.seconds for step in since)
+        assert about == json.loads((Path(run.parent, one["path"]) / "metadata.json").read_text())
+        assert about["loss"] == since[-1].loss
+        assert about["held_out_loss"] == about["evaluations"][str(one["step"])]
+        assert about["tokens_per_s"] == pytest.approx(sum(step.tokens for step in since) / seconds)
+        assert sum(about["share_of_time"].values()) == pytest.approx(1, abs=1e-3)
+        assert about["recipe_sha256"] == hashlib.sha256((run / "recipe.yaml").read_bytes()).hexdigest()
+        assert one["bytes"] == sum(file.stat().st_size for file in Path(run.parent, one["path"]).iterdir())
+    code, out, err = cli("checkpoints", "list", "run")
+    assert code == 0, err
+    assert len(out.splitlines()) == 4
+    assert out.count("lowest held-out loss") == 1
+
+
+def test_one_checkpoint_is_shown_with_its_files(cli: Cli, run: Path) -> None:
+    (newest,) = told(cli, "show", "run")
+    assert newest["step"] == 11
+    assert set(newest["files"]) == {"MANIFEST.json", "metadata.json", "model.safetensors", "optimizer.safetensors",
+                                    "state.json"}
+    assert told(cli, "show", "run", "--step", "4")[0]["step"] == 4
+    assert "share_of_time" in cli("checkpoints", "show", "run")[1]
+    code, _, err = cli("checkpoints", "show", "run", "--step", "5")
+    assert (code, "it has 4, 8, 11" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "model.safetensors", "state.json"])
+def test_a_flipped_bit_is_found(cli: Cli, run: Path, name: str) -> None:
+    assert [one["whole"] for one in told(cli, "verify", "run")] == [True] * 3
+    file = run / "checkpoints" / "step-000008" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    found = told(cli, "verify", "run", code=1)
+    assert [one["whole"] for one in found] == [True, False, True]
+    assert name in found[1]["why_not"]
+    if name == "model.safetensors":
+        code, _, err = cli("checkpoints", "compare", "run", "4", "8")
+        assert (code, "is not whole" in err) == (2, True)
+
+
+def test_two_checkpoints_are_compared_weight_by_weight(cli: Cli, run: Path) -> None:
+    (found,) = told(cli, "compare", "run", "4", "11")
+    before, after = (load_file(run / "checkpoints" / f"step-{step:06d}" / "model.safetensors") for step in (4, 11))
+    squares = {name: (float((after[name] - old).square().sum()), float(old.square().sum())) for name, old in before.items()}
+    for name, (moved, size) in squares.items():
+        assert found["moved"][name] == pytest.approx(math.sqrt(moved / size), rel=1e-4)
+    all_moved, all_size = (sum(pair[part] for pair in squares.values()) for part in (0, 1))
+    assert found["moved"]["all"] == pytest.approx(math.sqrt(all_moved / all_size), rel=1e-4)
+    assert set(told(cli, "compare", "run", "8", "8")[0]["moved"].values()) == {0}
+    assert "of their norm" in cli("checkpoints", "compare", "run", "4", "11")[1]
+
+
+def test_pruning_keeps_the_newest_and_the_best_and_refuses_a_run_that_trains(cli: Cli, run: Path) -> None:
+    with locked(RunFolder(run)):
+        code, _, err = cli("checkpoints", "prune", "run", "--keep", "1")
+    assert (code, "another process is training" in err) == (2, True)
+    losses = {one["step"]: one["about"]["held_out_loss"] for one in told(cli, "list", "run")}
+    best = min(losses, key=lambda step: losses[step])
+    (pruned,) = told(cli, "prune", "run", "--keep", "1")
+    kept = {11, best}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {f"step-{step:06d}" for step in kept}
+    assert len(pruned["deleted"]) == 3 - len(kept)
+    code, _, err = cli("checkpoints", "list", "nowhere")
+    assert (code, "holds no checkpoints" in err) == (2, True)
+
+
+def test_checkpoints_of_earlier_versions_have_no_metadata_and_are_listed(cli: Cli, run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        (path / "metadata.json").unlink()
+        manifest = json.loads((path / "MANIFEST.json").read_text())
+        del manifest["files"]["metadata.json"]
+        (path / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert [one["whole"] for one in told(cli, "verify", "run")] == [True] * 3
+    found = told(cli, "list", "run")
+    assert [one["about"]["held_out_loss"] for one in found] == [one["about"]["evaluations"][str(one["step"])] for one in found]
+    assert cli("checkpoints", "compare", "run", "4", "8")[0] == 0
