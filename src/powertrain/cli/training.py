@@ -111,7 +111,7 @@ def _place(processes: int) -> Place | None:
                        f"--processes {processes} out")
     if place is not None:
         end_with_parent(os.environ)
-        os.environ.setdefault(TORCH_SAYS, "ERROR")       # before torch is loaded
+    os.environ.setdefault(TORCH_SAYS, "ERROR")           # before torch is loaded
     return place
 
 
