@@ -79,13 +79,17 @@ def test_a_process_whose_starter_has_died_already_does_not_train() -> None:
         ctypes.CDLL(None).prctl(group.PARENT_DEATH_SIGNAL, 0)
 
 
-def test_torch_is_loaded_after_it_is_told_not_to_warn_of_each_connection_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_loaded_after_it_is_told_not_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "end_with_parent", lambda environment: None)
     for name, value in zip(TOLD, ("0", "2", "0", "2", "host", "29500"), strict=True):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(group.TORCH_SAYS, "")
     monkeypatch.delenv(group.TORCH_SAYS)
     assert training._place(1) == Place(0, 2, 0, 2)       # before `train` imports what needs torch
+    assert os.environ.pop(group.TORCH_SAYS) == "ERROR"
+    for name in TOLD:
+        monkeypatch.delenv(name)
+    assert training._place(1) is None                    # of one process it would warn in the midst of the steps
     assert os.environ[group.TORCH_SAYS] == "ERROR"
 
 
