@@ -40,7 +40,7 @@ LAST_PORT = 65_535
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for what ended a process
 WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
 STARTED_BY = "POWERTRAIN_STARTED_BY"         # process id of powertrain train --processes
-TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"           # read when torch is loaded; it warns of connections that end, and of tensors older than a watch
+TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"           # read when torch is loaded, which else warns of connections and watched tensors
 PREPARED, SAID, HEARD = "powertrain/prepared", "powertrain/said", "powertrain/heard"      # keys of the processes' store
 MEET_WITHIN = timedelta(minutes=5)           # of the first process's start
 ASKS_EVERY_S = 0.2
