@@ -15,7 +15,7 @@ from powertrain.facts.clusters import machine_and_software
 from powertrain.facts.hardware import read_hardware, shared_by
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved, flat
-from powertrain.records import Facts, Hardware, Plan, WrongUse, to_plain
+from powertrain.records import Facts, Hardware, Plan, Software, WrongUse, to_plain
 from powertrain.run.learned import read_tuned, with_speeds
 from powertrain.run.links import with_links
 from powertrain.run.material import Material, pretrained_material, scratch_material
@@ -101,11 +101,7 @@ def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, he
     else:
         hardware, software = machine_and_software(machine, cache)
         check_batch(resolved.recipe, hardware.processes)
-    if resolved.recipe.method == "scratch":
-        say(f"reading {resolved.recipe.data.source}")
-        material = scratch_material(resolved, cache)
-    else:
-        material = pretrained_material(resolved, software, cache, say)
+    material = material_of(resolved, software, cache, say)
     material = replace(material, resolved=with_optimizer(material.resolved))
     recipe = material.resolved.recipe
     optimizer = optimizer_of(recipe)
@@ -124,6 +120,14 @@ def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, he
         total_steps = max(1, round(recipe.train_time_s * 2 / sum(plan.estimate.step_s)))
         plan = planner.make_plan(facts, recipe, total_steps, tuned)
     return Prepared(facts, material, plan, total_steps, cache)
+
+
+def material_of(resolved: Resolved, software: Software, cache: Path, say: Say) -> Material:
+    """Return the run's data and model. Raises WrongUse where they are not here or cannot be read."""
+    if resolved.recipe.method != "scratch":
+        return pretrained_material(resolved, software, cache, say)
+    say(f"reading {resolved.recipe.data.source}")
+    return scratch_material(resolved, cache)
 
 
 def check_batch(recipe: Recipe, processes: int) -> None:
