@@ -23,7 +23,10 @@ from powertrain.records.findings import Edit, Finding, Place, Rule
 COMBINATIONS = 40
 PLACES = {"nowhere": Circumstances(), "a GPU": here(gpu(), examples(), model()),
           "an old GPU": here(gpu("NVIDIA T4", (7, 5), 16)),
-          "a CPU": here(cpu(2), examples(), model())}
+          "a CPU": here(cpu(2), examples(), model()),
+          "a machine with published figures": replace(here(replace(gpu(), cores=0, basis="published"), examples(), model()),
+                                                      software=None),
+          "an unknown machine": replace(here(cpu(2), examples(), model()), hardware=None, software=None)}
 BY_NAME = {rule.name: rule for rule in RULES}
 
 

@@ -82,7 +82,12 @@ def test_both_arms_run_and_learn_the_same(beside: Path, cli: Cli) -> None:
     (("notes.txt", "--convert"), "neither a script"),
     (("other.json", "--verify"), "no config that is known"),
     (("no_data.yaml", "--verify"), "its data ./no.jsonl are not here"),
-    (("no_model.yaml", "--verify"), "its model ./no-base is not here")])
+    (("no_model.yaml", "--verify"), "its model ./no-base is not here"),
+    (("config.yaml", "--verify", "--machine", "h100"), "--verify measures on this machine; leave --machine h100 out, or run"),
+    (("config.yaml", "--convert", "--machine", "h100"), "look at no machine; leave --machine h100 out"),
+    (("config.yaml", "--elsewhere", "--machine", "h100"), "look at no machine; leave --machine h100 out"),
+    (("config.yaml", "--machine", "x100"), "known kinds are b200, h200"),
+    (("config.yaml", "--machine", "facts.json"), "there is no such file; `powertrain facts --output")])
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(words: tuple[str, ...], says: str, beside: Path, cli: Cli) -> None:
     (beside / "notes.txt").write_text("hello\n")
     (beside / "other.json").write_text('{"compilerOptions": {"strict": true}, "include": ["src"]}')
@@ -105,3 +110,13 @@ def test_an_audit_looks_at_the_data_and_the_model_that_lie_beside_a_file(beside:
     assert "data.jsonl is not on this machine" in json.loads(out.splitlines()[0])["environment"]["its data"]
     _, out, _ = cli("audit", "config.yaml", "--json", "--elsewhere", folder=beside)
     assert "its data" not in json.loads(out.splitlines()[0])["environment"]
+
+
+def test_the_data_are_read_for_another_machine_and_this_one_is_not_measured(beside: Path, cli: Cli) -> None:
+    (beside / "config.yaml").write_text(CONFIG.replace("max_seq_length: 64", "max_seq_length: 64\n  fp16: true"))
+    for words in ((), ("--machine", "h100")):
+        _, out, err = cli("audit", "config.yaml", "--json", *words, folder=beside)
+        found = json.loads(out.splitlines()[0])["environment"]
+        assert found["its data"].startswith("16 examples"), err
+        assert found["machine"].startswith("1 x NVIDIA H100" if words else "assumed elsewhere")
+        assert "measured once" not in err

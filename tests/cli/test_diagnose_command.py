@@ -70,10 +70,27 @@ def test_a_run_that_cannot_be_probed_says_why_and_still_has_its_checks(cli: Cli,
 
 @pytest.mark.parametrize(("words", "says"), [
     (["nosuchrecipe"], "nosuchrecipe"), (["learning_rat=1"], "learning_rate"), (["--budget", "soon"], "soon"),
-    (["--price-per-hour", "-1"], "is below 0")])
+    (["--price-per-hour", "-1"], "is below 0"), (["--machine", "x100"], "known kinds are b200"),
+    (["--machine", "h100", "--price-per-hour", "1"], "only its checks are made")])
 def test_what_cannot_be_read_is_one_sentence_and_exit_code_2(cli: Cli, words: list[str], says: str) -> None:
     code, out, err = cli("diagnose", *words, "--no-probe")
     assert code == 2
     assert says in err
     assert "Traceback" not in err
     assert not out
+
+
+def test_the_checks_are_made_for_a_machine_that_is_not_here(cli: Cli, tiny: list[str]) -> None:
+    code, out, err = cli("diagnose", *tiny, "--machine", "2x8xh100", "train_batch_size=32", "--json")
+    assert code in (0, 4, 5), err
+    found = objects(out)
+    assert {one["event"] for one in found} == {"environment", "finding", "diagnosis"}, "no step is run"
+    assert found[0]["machine"] == "NVIDIA H100 80GB HBM3 (cuda) for each of 16 processes"
+    assert "990 TFLOP/s" in found[0]["published"]
+    assert {"measured", "software"}.isdisjoint(found[0])
+    rules = {one["rule"]: one for one in found if one["event"] == "finding"}
+    assert not {"accelerator", "busy", "battery", "threads", "disk", "output_folder", "software"} & set(rules)
+    assert rules["run_length"]["evidence"][0]["what"].endswith("s, by the plan's estimate from published peaks")
+    code, out, err = cli("diagnose", *tiny, "--machine", "h100", "--probe")
+    assert (code, out) == (2, "")
+    assert "leave --probe" in err

@@ -89,6 +89,19 @@ def test_as_json_there_is_one_object_a_line(cli: Cli, calm: Path) -> None:
     assert {one["event"] for one in objects} >= {"environment", "cause", "diagnosis"}
 
 
+def test_checks_for_another_machine_stand_beside_the_symptoms_of_the_run(cli: Cli, calm: Path) -> None:
+    _, plain, _ = cli("diagnose", str(calm), "--json")
+    _, out, err = cli("diagnose", str(calm), "--machine", "8xh100", "--json")
+    before, after = ([json.loads(line) for line in text.splitlines()] for text in (plain, out))
+    there = [one for one in after if one.get("title", "").startswith("on NVIDIA H100 80GB HBM3: ")]
+    assert {one["rule"] for one in there} >= {"memory", "precision", "run_length"}, err
+    assert {one["rule"] for one in there} <= {"memory", "precision", "quantisation", "run_length", "pins", "software"}
+    kept = [one for one in after if one not in there]
+    assert kept[1:-1] == before[1:-1], "symptoms and causes are those of the run"
+    assert kept[0].pop("checked for").startswith("NVIDIA H100 80GB HBM3 (cuda) for each of 8 processes; published bf16 990")
+    assert kept[0] == before[0]
+
+
 @pytest.mark.parametrize(("words", "says"), [
     (["."], "recipe.yaml is missing"), (["run", "max_steps=3"], "is diagnosed without changes")])
 def test_what_cannot_be_diagnosed_is_one_sentence(cli: Cli, tmp_path: Path, words: list[str], says: str) -> None:

@@ -133,6 +133,12 @@ def test_an_interval_that_costs_more_than_two_percent_is_found_in_the_probe(situ
     assert not list(CHECK["intervals"].find(cheap))
 
 
+def test_what_is_not_installed_here_is_no_finding_about_a_machine_that_is_not_here(situation: Make, tmp_path: Path) -> None:
+    _, words, given = FIRES["software"]
+    assert findings(situation, "software", words, given, tmp_path)
+    assert not findings(situation, "software", words, {**given, "hardware": {"basis": "published"}}, tmp_path)
+
+
 def test_a_pin_that_cannot_be_is_critical(situation: Make) -> None:
     found, *_ = CHECK["pins"].find(situation(refused=(PinRefused(Refusal("tf32", "no GPU")),)))
     assert (found.severity, found.evidence[0].what) == ("critical", "techniques.tf32")

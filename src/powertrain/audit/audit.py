@@ -124,11 +124,12 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
     if subject.value("model.path") is not None:
         said["model"] = str(subject.value("model.path"))
     hardware, software = where.hardware, where.software
-    if hardware is None:
-        return said | {"machine": "not checked"}
-    memory = hardware.memory_bytes / 2**30
-    said["machine"] = f"{hardware.devices} x {hardware.name}, {memory:.0f} GiB" if hardware.device != "cpu" else (
-        f"{hardware.name}, {hardware.cores} cores, {memory:.0f} GiB, no GPU")
+    name = ""
+    if hardware is not None:
+        memory = hardware.memory_bytes / 2**30
+        name = f"{where.devices} x {hardware.name}, {memory:.0f} GiB" if hardware.device != "cpu" else (
+            f"{hardware.name}, {hardware.cores} cores, {memory:.0f} GiB, no GPU")
+    said["machine"] = "; ".join(filter(None, (name, where.other))) or "not checked"
     versions = software.versions if software is not None else {}
     if where.facts is not None:
         data, model = where.facts.data, where.facts.model
@@ -136,7 +137,7 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
     elif where.not_looked_at:
         said["its data"] = f"not checked: {where.not_looked_at}"
     installed = [f"{part} {versions[part]}" for part in SHOWN_VERSIONS if part in versions]
-    return said | ({"installed here": ", ".join(installed)} if installed else {})
+    return said | ({f"installed {'there' if where.other else 'here'}": ", ".join(installed)} if installed else {})
 
 
 def undetermined(subject: Subject, depends: Mapping[str, Sequence[str]]) -> Iterator[str]:

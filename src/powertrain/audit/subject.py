@@ -69,12 +69,13 @@ def default_of(framework: str, key: str) -> Any:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Where the subject would run: this machine and, where its files lie here, its data and model."""
+    """Where the subject would run: this machine or another one, and its data and model where their files lie here."""
 
     hardware: Hardware | None = None
     software: Software | None = None
     facts: Facts | None = None               # also of its data and model; None where these are not known
     not_looked_at: str = ""                  # why its data and model are not known
+    other: str = ""                          # of another machine: where its figures come from, or why it is not known
 
     @property
     def model(self) -> ModelFacts | None:
@@ -85,9 +86,19 @@ class Circumstances:
         return self.facts.data if self.facts else None
 
     @property
+    def devices(self) -> int | None:
+        """Return the number of devices, of all nodes together; None where the machine is not known."""
+        return self.hardware.devices * self.hardware.nodes if self.hardware is not None else None
+
+    @property
     def has_one_device(self) -> bool:
         """Return whether the machine is known and has no second device."""
-        return self.hardware is not None and self.hardware.devices <= 1
+        return self.devices is not None and self.devices <= 1
+
+    @property
+    def cores(self) -> int | None:
+        """Return the number of cores; None where it is not known, as of machines whose figures are published."""
+        return self.hardware.cores or None if self.hardware is not None else None
 
     def version(self, part: str) -> tuple[int, ...] | None:
         """Return the version of an installed part as numbers; None where it is not known or not installed."""

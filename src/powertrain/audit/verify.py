@@ -21,12 +21,13 @@ from powertrain.audit.convert import convert
 from powertrain.audit.subject import Subject
 from powertrain.evidence.clock import Arena
 from powertrain.evidence.notebook import Notebook, key_of
+from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, resolve
 from powertrain.recipe.conversions import optimizer_word
 from powertrain.recipe.vocabulary import values
-from powertrain.records import Facts, Plan, RunFailed, UserError, WrongUse
+from powertrain.records import Facts, Hardware, Plan, RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Comparison, Parity
-from powertrain.run.prepare import prepare
+from powertrain.run.prepare import material_of, prepare
 
 Pin = Any                                    # "on", "off", or settings
 # kernels of attention that lie behind Hugging Face's names; eager is what runs without the technique
@@ -133,8 +134,11 @@ def _passes(subject: Subject, facts: Facts) -> dict[str, Pin]:
     return pins | ({"length_grouping": "on"} if grouped else {})
 
 
-def facts_beside(subject: Subject, cache: Path, say: Callable[[str], None]) -> Facts | str:
-    """Return the subject's facts on this machine, or one sentence that tells why there are none."""
+def facts_beside(subject: Subject, cache: Path, say: Callable[[str], None], other: Hardware | None = None) -> Facts | str:
+    """Return the subject's facts on this machine, or one sentence that tells why there are none.
+
+    With the hardware of another machine, this machine is not measured, and nothing is planned for it.
+    """
     try:
         conversion = convert(subject)
         if conversion.missing:
@@ -146,7 +150,11 @@ def facts_beside(subject: Subject, cache: Path, say: Callable[[str], None]) -> F
         with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
             recipe = Path(folder) / f"{subject.path.stem}.yaml"
             recipe.write_text(recipe_yaml(conversion), encoding="utf-8")
-            return prepare(resolve(str(recipe)), cache, say).facts
+            resolved = resolve(str(recipe))
+            if other is None:
+                return prepare(resolved, cache, say).facts
+            material = material_of(resolved, software := read_software(), cache, say)
+            return Facts(other, software, material.model, material.data)
     except UserError as error:
         return str(error)
 

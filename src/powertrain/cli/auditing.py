@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.options import Json, budget_s, cache_folder, say
+from powertrain.cli.options import Json, Machine, budget_s, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Audit
 from powertrain.report.words import memory, pins_in_words
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     Where = Callable[[Subject], Circumstances]
 
 STDOUT = Path("-")
+PUBLISHED = "published figures, not measured: a speed by these is an upper bound; its software and cores are not known"
+NOT_HERE = ("assumed elsewhere: torch sees no NVIDIA GPU here, and {place} asks for one ({asked}). Rules on hardware and "
+            "software are left out; --machine h100, or that machine's facts.json, applies them (--machine cpu: of this one)")
 TASTE = "the fix changes what is learned, and the finding is small: decide yourself"
 
 
@@ -42,7 +45,8 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
           output: Annotated[Path | None, typer.Option(help="File for --apply or --convert.")] = None,
           budget: Annotated[str, typer.Option(help="Time for --verify, such as 90s or 2m.")] = "2m",
           elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The training runs on another machine: leave out "
-                                                                      "the checks of this machine.")] = False) -> int:
+                                                                      "the checks of this machine.")] = False,
+          machine: Machine = None) -> int:
     """Report what to change in any trainer's script or config.
 
     The file is read, not run.
@@ -56,6 +60,9 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
         raise WrongUse(f"{' and '.join(names)} cannot be combined; use one at a time")
     if verify and output is not None:
         raise WrongUse("--verify writes no file; use --output with --convert or --apply")
+    if machine is not None and (verify or to_recipe or elsewhere):
+        why = "--verify measures on this machine" if verify else "--convert and --elsewhere look at no machine"
+        raise WrongUse(f"{why}; leave --machine {machine} out{', or run the command on that machine' * verify}")
     if verify:
         _verify(path, budget=budget, as_json=as_json)
         return 0
@@ -63,11 +70,11 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
         _convert(path, output, as_json=as_json)
         return 0
     return audit_files(path, as_json=as_json, sarif=sarif, markdown=markdown, apply=apply, destination=output,
-                       elsewhere=elsewhere)
+                       elsewhere=elsewhere, machine=machine)
 
 
 def audit_files(path: Path, *, as_json: bool = False, sarif: Path | None = None, markdown: Path | None = None, apply: bool,
-                destination: Path | None, elsewhere: bool) -> int:
+                destination: Path | None, elsewhere: bool, machine: str | None = None) -> int:
     """Audit a file, or each script and config in a folder; return the exit code, by severity."""
     from powertrain import __version__
     from powertrain.audit.edits import read
@@ -77,7 +84,7 @@ def audit_files(path: Path, *, as_json: bool = False, sarif: Path | None = None,
         raise WrongUse("--output names the file of --apply or --convert; add one of these options")
     if [as_json, sarif == STDOUT, markdown == STDOUT].count(True) > 1:
         raise WrongUse("only one of --json, --sarif - and --markdown - can write to stdout; give the others a file")
-    audits, skipped = _audits(path, _circumstances(elsewhere))
+    audits, skipped = _audits(path, _circumstances(elsewhere, machine))
     edited = {edit.file for found in audits for finding in found.findings for edit in finding.cure.edits}
     texts = {file: read(Path(file)) for file in sorted(edited)}
     for file in (sarif, markdown):
@@ -127,24 +134,32 @@ def _trains(subject: Subject) -> bool:
     return bool(subject.settings or subject.unknown) or (script is not None and bool(script.training_loops))
 
 
-def _circumstances(elsewhere: bool) -> Where:
-    """Return a function that gives what a subject is judged by: machine, software, and its data and model if they are here."""
+def _circumstances(elsewhere: bool, machine: str | None) -> Where:
+    """Return a function that gives what a subject is judged by: this machine, another one or none; its data and model."""
     from powertrain.audit.subject import Circumstances
 
     if elsewhere:
         return lambda subject: Circumstances()
+    from powertrain.audit.device import asks_for_cuda
     from powertrain.audit.verify import facts_beside
+    from powertrain.facts.clusters import machine_and_software
     from powertrain.facts.hardware import read_hardware
     from powertrain.facts.software import read_software
 
-    machine, installed = read_hardware(cache_folder(), measure=False), read_software()
+    hardware, installed = machine_and_software(machine, cache_folder()) if machine else (
+        read_hardware(cache_folder(), measure=False), read_software())
+    published = hardware.basis != "measured"
+    source = PUBLISHED if published else f"measured there ({machine})" if machine and machine.endswith(".json") else ""
+    known = Circumstances(hardware, None if published else installed, other=source)
 
-    def here(subject: Subject) -> Circumstances:
-        found = facts_beside(subject, cache_folder(), say)
-        return Circumstances(machine, installed, not_looked_at=found) if isinstance(found, str) else \
-            Circumstances(found.hardware, found.software, found)
+    def where(subject: Subject) -> Circumstances:
+        asked = None if machine or hardware.device == "cuda" else asks_for_cuda(subject, hardware.device)
+        given = known if asked is None else Circumstances(other=NOT_HERE.format(asked=asked.what, place=asked.place))
+        found = facts_beside(subject, cache_folder(), say, hardware if machine or asked else None)
+        return replace(given, not_looked_at=found) if isinstance(found, str) else \
+            replace(given, hardware=given.hardware and found.hardware, facts=found)
 
-    return here
+    return where
 
 
 def _show(audits: Sequence[Audit], skipped: Sequence[Path], *, as_json: bool, aside: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.options import Budget, Json, StudyName, Words, budget_s, cache_folder, say
+from powertrain.cli.options import Budget, Json, Machine, StudyName, Words, budget_s, cache_folder, say
 from powertrain.cli.training import prepare_words, train_missing_base
 from powertrain.records import WrongUse, to_plain
 from powertrain.report import rows
@@ -182,9 +182,11 @@ def diagnose(words: Annotated[list[str] | None, typer.Argument(
                  metavar="[RECIPE | RUN] [KEY=VALUE ...]", show_default=False,
                  help="A recipe, whose first steps are run, or a run's folder, whose events are read.")] = None,
              budget: Budget = "60s",
-             probe: Annotated[bool, typer.Option(help="Run the first steps and try cures; --no-probe only checks.")] = True,
+             probe: Annotated[bool | None, typer.Option(show_default=False, help="Run the first steps and try cures (default: "
+                                                                                 "yes, without --machine).")] = None,
              price_per_hour: Annotated[float | None, typer.Option(help="Price of an hour of this machine, to report the "
                                                                    "cost of the run.")] = None,
+             machine: Machine = None,
              as_json: Json = False) -> int:
     """Find what makes a run slow or keeps it from learning.
 
@@ -196,27 +198,32 @@ def diagnose(words: Annotated[list[str] | None, typer.Argument(
     if price_per_hour is not None and price_per_hour < 0:
         raise WrongUse(f"--price-per-hour={price_per_hour:g} is below 0; name what an hour of this machine costs")
     seconds = budget_s(budget)
-    found = _of_run(words) if _names_a_run(words) else _of_recipe(words, seconds, price_per_hour, probe=probe)
+    if machine is not None and (probe or price_per_hour is not None):
+        raise WrongUse(f"--machine {machine} is not here, so only its checks are made; leave --probe and --price-per-hour out")
+    found = _of_run(words, machine) if _names_a_run(words) else _of_recipe(
+        words, seconds, price_per_hour, probe=machine is None and probe is not False, machine=machine)
     _print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)
     return output.BY_SEVERITY[found.severity]
 
 
-def _of_recipe(words: Sequence[str], budget_s: float, price_per_hour: float | None, *, probe: bool) -> Diagnosis:
+def _of_recipe(words: Sequence[str], budget_s: float, price_per_hour: float | None, *, probe: bool,
+               machine: str | None) -> Diagnosis:
     from powertrain.diagnosis import diagnose as room
     from powertrain.diagnosis.checks.machine import read_machine
     from powertrain.recipe import resolve_words
 
     resolved = resolve_words(words)
     train_missing_base(resolved.recipe, say)
-    prepared, refused = room.prepare_for_diagnosis(resolved, cache_folder(), say)
+    prepared, refused = room.prepare_for_diagnosis(resolved, cache_folder(), say, machine)
     if probe:
         return room.diagnose(words, prepared, refused, cache=cache_folder(), budget_s=budget_s, say=say,
                              price_per_hour=price_per_hour)
-    return room.Diagnosis(room.environment_of(prepared), room.check(prepared, read_machine(prepared), refused))
+    return room.Diagnosis(room.environment_of(prepared),
+                          room.check(prepared, None if machine else read_machine(prepared), refused))
 
 
-def _of_run(words: Sequence[str]) -> Diagnosis:
-    from powertrain.diagnosis.diagnose import Diagnosis, causes_of, description_of
+def _of_run(words: Sequence[str], machine: str | None) -> Diagnosis:
+    from powertrain.diagnosis.diagnose import Diagnosis, causes_of, checked_for, description_of
     from powertrain.diagnosis.run_record import read_run
     from powertrain.diagnosis.symptoms import symptoms_of
 
@@ -224,7 +231,8 @@ def _of_run(words: Sequence[str]) -> Diagnosis:
         raise WrongUse(f"{words[0]} is a run, and a run is diagnosed without changes; `powertrain diagnose "
                        f"{words[0]}/recipe.yaml {' '.join(words[1:])}` probes its recipe with these changes")
     run = read_run(Path(words[0]))
-    return Diagnosis(description_of(run), tuple(symptoms_of(run)), tuple(causes_of(run)))
+    found = Diagnosis(description_of(run), tuple(symptoms_of(run)), tuple(causes_of(run)))
+    return checked_for(machine, found, Path(words[0]), cache_folder(), say) if machine else found
 
 
 def _names_a_run(words: Sequence[str]) -> bool:

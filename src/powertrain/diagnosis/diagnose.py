@@ -15,7 +15,7 @@ from statistics import mean, median
 
 from powertrain import planner
 from powertrain.diagnosis.checks import CHECKS
-from powertrain.diagnosis.checks.machine import Machine, Situation, read_machine
+from powertrain.diagnosis.checks.machine import OF_THIS_MACHINE, UNKNOWN, Machine, Situation, read_machine
 from powertrain.diagnosis.observed import Between, Observed, passes_of, step_work
 from powertrain.diagnosis.probe import Probed, probe
 from powertrain.diagnosis.remedies import Say, remedies_of, try_remedies
@@ -28,10 +28,12 @@ from powertrain.records.events import Evaluated, Sample, Saved, Step
 from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
 from powertrain.records.plan import PinError, PinRefused, PinsClash
 from powertrain.records.timeline import Sharing, sharing
+from powertrain.run.folder import continued, existing
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.training.memory import is_out_of_memory, said_by
 
 PROBE_SHARE = 0.35           # of the time that is given; the rest is for trying cures
+BY_MACHINE = ("memory", "precision", "quantisation", "run_length", "pins", "software")       # checks that a machine decides
 CRITICAL, MODERATE = 1.5, 1.1        # times as fast, from which a cure that is passed over is worth such a word
 
 LEAST_STEPS = 5              # timed: the parts of fewer are those of a warm-up
@@ -55,15 +57,16 @@ class Diagnosis:
         return min(found, key=SEVERITIES.index, default="good")
 
 
-def prepare_for_diagnosis(resolved: Resolved, cache: Path, say: Say) -> tuple[Prepared, dict[str, PinError]]:
+def prepare_for_diagnosis(resolved: Resolved, cache: Path, say: Say,
+                          machine: str | None = None) -> tuple[Prepared, dict[str, PinError]]:
     """Return the prepared run without the pins that cannot be used, and the error of each such technique.
 
-    Raises WrongUse for everything else.
+    `machine` names one that is not here. Raises WrongUse for everything else.
     """
     refused: dict[str, PinError] = {}
     while True:
         try:
-            return prepare(resolved, cache, say), refused
+            return prepare(resolved, cache, say, machine=machine), refused
         except (PinRefused, PinsClash) as error:
             if error.technique in refused:
                 raise
@@ -72,11 +75,12 @@ def prepare_for_diagnosis(resolved: Resolved, cache: Path, say: Say) -> tuple[Pr
             resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"techniques": pins}))
 
 
-def check(prepared: Prepared, machine: Machine, refused: Mapping[str, PinError],
+def check(prepared: Prepared, machine: Machine | None, refused: Mapping[str, PinError],
           probed: Probed | None = None) -> tuple[Finding, ...]:
-    """Return the findings of every check, the worst first; equally bad ones in the order of CHECKS."""
-    where = Situation(prepared, machine, tuple(refused.values()), None if probed is None else probed.observed)
-    return worst_first((found for one in CHECKS for found in one.find(where)), CHECKS)
+    """Return the findings of every check, the worst first; without `machine`, of those that do not read its state."""
+    where = Situation(prepared, machine or UNKNOWN, tuple(refused.values()), None if probed is None else probed.observed)
+    asked = [one for one in CHECKS if machine is not None or one.name not in OF_THIS_MACHINE]
+    return worst_first((found for one in asked for found in one.find(where)), CHECKS)
 
 
 def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, PinError], *, cache: Path, budget_s: float,
@@ -122,19 +126,33 @@ def environment_of(prepared: Prepared) -> Mapping[str, str]:
     peaks = ", ".join(f"{dtype} {peak / 1e12:.3g} TFLOP/s" for dtype, peak in sorted(hardware.peak_flops_per_s.items()))
     return {"machine": _machine(hardware.name, hardware.device, hardware.cores, hardware.processes),
             "memory": f"{hardware.free_memory_bytes / 2**30:.3g} of {hardware.memory_bytes / 2**30:.3g} GiB free",
-            "measured": f"{peaks}, {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else
+            hardware.basis: f"{peaks}, {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else
                         "not measured",
-            "software": ", ".join(f"{name} {software.versions[name]}" for name in named if name in software.versions),
+            "software" if hardware.basis == "measured" else "installed here":         # there, it is not known
+                ", ".join(f"{name} {software.versions[name]}" for name in named if name in software.versions),
             "model": f"{facts.model.family}, {facts.model.parameters:,} parameters, {facts.model.method}",
             "data": f"{facts.data.source}: {facts.data.examples:,} examples, {facts.data.train_tokens:,} tokens",
             "techniques": ", ".join(prepared.plan.names) or "none"}
 
 
 def _machine(name: str, device: str, cores: int, processes: int) -> str:
-    return f"{name} ({device}), {cores} core{'s' * (cores > 1)}{f' for each of {processes} processes' * (processes > 1)}"
+    known = f", {cores} core{'s' * (cores > 1)}" * (cores > 0)
+    return f"{name} ({device}){known}{f' for each of {processes} processes' * (processes > 1)}"
 
 
 # ------------------------------------------------------------------------------------------------ of a run in the past
+
+
+def checked_for(machine: str, found: Diagnosis, folder: Path, cache: Path, say: Say) -> Diagnosis:
+    """Return the diagnosis of a run and the checks that another machine decides, made for that machine."""
+    resolved = continued(existing(folder), [])
+    resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
+    prepared, refused = prepare_for_diagnosis(resolved, cache, say, machine)
+    hardware, shown = prepared.facts.hardware, environment_of(prepared)
+    environment = {**found.environment, "checked for": f"{shown['machine']}; {hardware.basis} {shown[hardware.basis]}"}
+    checks = [replace(one, title=f"on {hardware.name}: {one.title}") for one in check(prepared, None, refused)
+              if one.rule in BY_MACHINE]
+    return replace(found, environment=environment, findings=worst_first((*found.findings, *checks)))
 
 
 def causes_of(run: RunRecord) -> list[Cause]:

@@ -101,11 +101,7 @@ def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, he
     else:
         hardware, software = machine_and_software(machine, cache)
         check_batch(resolved.recipe, hardware.processes)
-    if resolved.recipe.method == "scratch":
-        say(f"reading {resolved.recipe.data.source}")
-        material = scratch_material(resolved, cache)
-    else:
-        material = pretrained_material(resolved, software, cache, say)
+    material = material_of(resolved, software, cache, say)
     return planned(replace(material, resolved=with_optimizer(material.resolved)), hardware, software, cache)
 
 
@@ -128,6 +124,14 @@ def planned(material: Material, hardware: Hardware, software: Software, cache: P
         total_steps = max(1, round(recipe.train_time_s * 2 / sum(plan.estimate.step_s)))
         plan = planner.make_plan(facts, recipe, total_steps, tuned)
     return Prepared(facts, material, plan, total_steps, cache)
+
+
+def material_of(resolved: Resolved, software: Software, cache: Path, say: Say) -> Material:
+    """Return the run's data and model. Raises WrongUse where they are not here or cannot be read."""
+    if resolved.recipe.method != "scratch":
+        return pretrained_material(resolved, software, cache, say)
+    say(f"reading {resolved.recipe.data.source}")
+    return scratch_material(resolved, cache)
 
 
 def check_batch(recipe: Recipe, processes: int) -> None:

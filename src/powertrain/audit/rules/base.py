@@ -127,7 +127,7 @@ def room(subject: Subject, where: Circumstances, *, four_bits: bool = True) -> t
     Without `four_bits` the frozen weights are taken as bf16.
     """
     facts = reckonable(where)
-    if facts is None:
+    if facts is None or where.hardware is None:
         return None
     model = facts.model if four_bits else replace(facts.model, method="lora", frozen_dtype="bf16", unquantised_dtype="")
     return total_bytes(model, as_trained(subject, facts)) + own_bytes(facts.hardware.device), planned_room_bytes(facts.hardware)

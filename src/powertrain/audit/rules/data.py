@@ -215,11 +215,10 @@ def loader_needs_workers(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def workers_beyond_cores(subject: Subject, where: Circumstances) -> Findings:
     """The loader has more worker processes than there are cores."""
-    for key in WORKERS if where.hardware is not None else ():
-        assert where.hardware is not None
-        cores, on_cpu = where.hardware.cores, where.hardware.device == "cpu"
+    cores, on_cpu = where.cores, where.hardware is not None and where.hardware.device == "cpu"
+    for key in WORKERS:
         workers = int(subject.number(key) or 0) * subject.processes
-        if key in subject.settings and workers > cores:
+        if key in subject.settings and cores is not None and workers > cores:
             yield found("moderate", key, case="cpu" if on_cpu else "", workers=workers, cores=cores,
                         edits=set_to(subject, key, 0 if on_cpu else cores // subject.processes))
 
@@ -275,12 +274,12 @@ def tokenizers_parallelism(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def threads_fixed(subject: Subject, where: Circumstances) -> Findings:
     """The number of threads is fixed, and is not that of this machine."""
-    hardware = where.hardware
-    for key in THREADS if hardware is not None else ():
+    cores, on_cpu = where.cores, where.hardware is not None and where.hardware.device == "cpu"
+    for key in THREADS:
         asked = str(subject.value(key))
-        if hardware is None or not asked.isdigit():
+        if cores is None or not asked.isdigit():
             continue
-        threads, fair, on_cpu = int(asked), max(1, hardware.cores // subject.processes), hardware.device == "cpu"
+        threads, fair = int(asked), max(1, cores // subject.processes)
         if threads > fair or (threads < fair and on_cpu):
             yield found("moderate" if on_cpu else "low", key, case="many" if threads > fair else "", threads=threads, fair=fair,
                         expected=None if threads > fair and on_cpu else UNMEASURED, name=key.partition(".")[2])

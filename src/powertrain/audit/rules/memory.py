@@ -112,7 +112,7 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
     type_ = "bf16" if bf16_pays(hardware) else "fp16"
     gain = bf16_gain(hardware) if type_ == "bf16" else None
     expected = UNMEASURED if gain is None else Expected(
-        f"at most {gain:.1f} times as fast", "formula: this machine's measured GEMM peaks, bf16 over fp32", (1.0, gain))
+        f"at most {gain:.1f} times as fast", f"formula: the {hardware.basis} GEMM peaks, bf16 over fp32", (1.0, gain))
     trainer = subject.framework in TRAINERS
     key = f"training.{type_}" if trainer else MIXED
     edits = set_to(subject, key, True, type_, BESIDE_PRECISION) if trainer else set_to(subject, key, type_)
@@ -269,7 +269,7 @@ def offload_that_is_none(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def micro_batch_small(subject: Subject, where: Circumstances) -> Findings:
     """A step consists of many small passes, where memory would hold larger ones."""
-    each, times, facts = subject.examples_per_pass, subject.accumulation, reckonable(where)
+    each, times, facts = subject.examples_per_pass, subject.accumulation, reckonable(where) if where.hardware else None
     if each is None or times is None or each > 2 or times < MANY or subject.is_on("training.packing"):
         return
     larger = _larger(subject, facts, each, times) if facts else None
@@ -296,8 +296,7 @@ def sharding_one_device(subject: Subject, where: Circumstances) -> Findings:
     if offload is None and "offload" in str(subject.value(FSDP)):
         offload = subject.settings[FSDP]
     needed, free = room(subject, where) or (1, 0)
-    alone = subject.number(PROCESSES) == 1 or (
-        where.hardware is not None and where.hardware.devices == 1 and not subject.is_on(PROCESSES))
+    alone = subject.number(PROCESSES) == 1 or (where.devices == 1 and not subject.is_on(PROCESSES))
     if offload is not None and needed <= free:
         yield found("moderate", offload, case="offloads", needed_gib=needed / GIB, free_gib=free / GIB)
     elif asked is not None and alone and offload is None:

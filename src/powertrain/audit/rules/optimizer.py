@@ -317,7 +317,7 @@ def scheduler_each_process(script: Script, subject: Subject, where: Circumstance
     """Accelerate steps a prepared schedule once for every process, and its length does not count processes."""
     if subject.framework != "accelerate" or script.says("step_scheduler_with_optimizer", "split_batches"):
         return
-    devices = where.hardware.devices if where.hardware is not None else 0
+    devices = where.devices or 0
     for prepare, given in [(call, given) for call in script.calls(".prepare") for given in call.args]:
         made = next((value for value in script.assigned(given) if isinstance(value, ast.Call)
                      and script.name(value).endswith(SCHEDULERS)), None)

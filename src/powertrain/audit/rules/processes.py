@@ -44,7 +44,7 @@ def device_map_auto(subject: Subject, where: Circumstances) -> Findings:
     edits = ((*with_text(script, given, '{"": int(os.environ.get("LOCAL_RANK", "0"))}'), *with_import(script, "os"))
              if script is not None and isinstance(given, ast.Constant) else ())
     yield found(severity, setting, edits=edits, asked=setting.value, several=several, one=where.has_one_device,
-                devices=where.hardware.devices if where.hardware is not None and not where.has_one_device else None)
+                devices=where.devices if not where.has_one_device else None)
 
 
 @code_rule

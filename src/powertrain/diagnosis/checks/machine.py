@@ -34,6 +34,10 @@ class Machine:
     on_battery: bool = False
 
 
+UNKNOWN = Machine(load=0.0, threads=0, disk=Path(), disk_free_bytes=0)       # of a machine that is not here
+OF_THIS_MACHINE = ("accelerator", "busy", "battery", "threads", "disk", "output_folder")        # checks that read its state
+
+
 @dataclass(frozen=True)
 class Situation:
     """Everything that a check may read."""

@@ -150,21 +150,21 @@ def precision(where: Situation) -> Iterator[Finding]:
     hardware = where.prepared.facts.hardware
     dtype = planner.workload_of(where.prepared.facts, where.prepared.plan).dtype
     gain, pays, unit = bf16_gain(hardware), bf16_pays(hardware), unit_of(hardware, "bf16")
-    measured = "" if gain is None else f"; bf16 products were measured {gain:.2g} times as fast as fp32 products"
-    seen = f"products in {dtype} on {hardware.name}{measured}"
+    known = "" if gain is None else f"; bf16 products are {gain:.2g} times as fast as fp32 products, {hardware.basis}"
+    seen = f"products in {dtype} on {hardware.name}{known}"
     if dtype == "bf16" and not pays:
         yield told("precision.no_gain" if unit else "precision.emulated", seen, bf16_gain=gain,
-                   expected=_times_as_fast(gain and 1 / gain))
+                   expected=_times_as_fast(gain and 1 / gain, hardware.basis))
     elif dtype == "fp32" and pays:
-        yield told("precision.fp32", seen, bf16_gain=gain, unit=unit, expected=_times_as_fast(gain))
+        yield told("precision.fp32", seen, bf16_gain=gain, unit=unit, expected=_times_as_fast(gain, hardware.basis))
     else:
         yield told("precision.fp16" if dtype == "fp16" and pays else "precision.fastest", seen, bf16_gain=gain, dtype=dtype)
 
 
-def _times_as_fast(gain: float | None) -> Expected:
+def _times_as_fast(gain: float | None, basis: str) -> Expected:
     if gain is None or gain <= 1:
         return Expected("not measured here", "none")
-    return Expected(f"at most {gain:.2g} times as fast, if a step were products alone", "formula: the measured GEMM peaks",
+    return Expected(f"at most {gain:.2g} times as fast, if a step were products alone", f"formula: the {basis} GEMM peaks",
                     (1.0, gain))
 
 
@@ -217,7 +217,8 @@ def run_length(where: Situation) -> Iterator[Finding]:
         return
     low_s, high_s = (estimate.steps * step_s for step_s in estimate.step_s)
     unsaved = low_s > DAY_S and not where.prepared.recipe.save_steps
-    seen = f"{estimate.steps:,} steps of {estimate.step_s[0]:.3g} to {estimate.step_s[1]:.3g} s, by the plan's estimate"
+    seen = (f"{estimate.steps:,} steps of {estimate.step_s[0]:.3g} to {estimate.step_s[1]:.3g} s, by the plan's estimate from "
+            f"{estimate.peak_basis} peaks")
     yield told("run_length.nothing_saved" if unsaved else "run_length.predicted", seen, low_s=low_s, high_s=high_s,
                low_days=low_s / DAY_S, high_days=high_s / DAY_S, hours=(low_s + high_s) / 7200,
                every=max(1, estimate.steps // 100))
@@ -244,8 +245,8 @@ def pins(where: Situation) -> Iterator[Finding]:
 @rule("fact: the installed software")
 def software(where: Situation) -> Iterator[Finding]:
     """A technique is off because a part that it needs is not installed."""
-    missing = where.prepared.facts.software.missing
-    for refusal in where.prepared.plan.refused:
+    missing, published = where.prepared.facts.software.missing, where.prepared.facts.hardware.basis != "measured"
+    for refusal in () if published else where.prepared.plan.refused:         # what is installed there is not known
         if refusal.why is Why.PART_MISSING:
             yield told("software.missing", name=refusal.technique, part=refusal.part, because=refusal.because,
                        found=missing.get(refusal.part, "missing"))
