@@ -173,8 +173,10 @@ def own_folder(folder: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    if not hasattr(os, "geteuid"):           # Windows: access lists decide, and every folder has mode 777
+        return folder
     around = folder.parent.stat()
-    if hasattr(os, "geteuid") and around.st_uid not in (0, os.geteuid()):
+    if around.st_uid not in (0, os.geteuid()):
         raise NotOwn(f"{folder.parent} belongs to user {around.st_uid}, and machine code in it may be anybody's")
     if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
         raise NotOwn(f"every user may write in {folder.parent}, and machine code in it may be anybody's")

@@ -301,7 +301,7 @@ class ChildProcess:
         self._process.join(GRACE_S)
         code = self._process.exitcode
         how = f"ended with code {code}" if code is None or code >= 0 else f"was ended by {signal.Signals(-code).name}"
-        memory = code == -signal.SIGKILL
+        memory = code == -9                  # SIGKILL, which Windows does not have
         why = ", as Linux does when the memory is used up" if memory else ""
         return CannotRun(f"the process of {self.name} {how}{why}", out_of_memory=memory)
 

@@ -99,7 +99,7 @@ def was_lost(code: int) -> bool:
 def _why(codes: Mapping[int, int], folder: Path, began_s: float) -> str:
     """Return why processes that ended by no error of their own ended."""
     written = [path for path in (folder / STACKS).glob("*") if path.stat().st_size and path.stat().st_mtime >= began_s]
-    if written and -signal.SIGKILL not in codes.values():    # a library that waits in vain ends its process by other signals
+    if written and -9 not in codes.values():         # SIGKILL; a library that waits in vain ends its process by other signals
         return f"a process did not answer; {folder / STACKS} says what the processes were doing"
     killed = next(((rank, -code) for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM), None)
     return "a process did not answer" if not killed else f"process {killed[0]} was ended by {signal.Signals(killed[1]).name}"

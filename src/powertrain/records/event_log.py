@@ -71,7 +71,8 @@ class EventLog:
             _cut_torn_line(self.path)
             self._whole = True
         waiting = self._waiting[:]
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        binary = getattr(os, "O_BINARY", 0)  # of Windows, where a line would else end in two bytes
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | binary, 0o666)
         try:
             if waiting[0] is None:
                 self._waiting[0] = os.lseek(file, 0, os.SEEK_END)

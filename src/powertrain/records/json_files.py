@@ -59,8 +59,14 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when the disk has the file, or the folder's list of names. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Return when the disk has the file, or the folder's list of names. Raises OSError.
+
+    Windows opens no folder, and syncs no file that is open for reading only.
+    """
+    on_windows = not hasattr(os, "O_DIRECTORY")
+    if on_windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if on_windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -158,6 +158,9 @@ def library_optimizer(name: str) -> type[Any]:
             super().update_step(group, parameter, *index)
             state["step"] = torch.tensor(state["step"])
 
+        def to_gpu(self) -> None:
+            """Move nothing: states are made beside their weight, and a step count on the GPU would have to be waited for."""
+
         def moments(self) -> Moments:
             return {parameter: {name: value for name, value in found.items() if not name.startswith("qmap")}
                     for parameter, found in super().moments().items()}
