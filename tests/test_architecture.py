@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
             "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch"},
     "__main__": {"cli"},
 }
-LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 52_000
+LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 53_000
 FORBIDDEN = re.compile(r"torch\.load|pickle\.|yaml\.load\((?!text, _?Yaml)|(?<!\.)\beval\(|\bexec\(|shell=True|os\.system"
                        r"|trust_remote_code=True")
 
