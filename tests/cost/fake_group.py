@@ -50,12 +50,12 @@ class FakeShardedRanks(ShardedRanks, FakeRanks):
 
 def shared(setup: Setup, division: Division) -> Setup:
     """Return the setup of such a process, after its weights are divided."""
-    ranks = FakeRanks(0, division.processes)
     if not division.stage:
-        return setup.shared_by(ranks)
+        return setup.shared_by(FakeRanks(0, division.processes))
     sharding = Sharding(division.stage, division.replicas)
     sharding.divide(setup.model)
-    return replace(setup, ranks=FakeShardedRanks(0, division.processes, model=setup.model, division=sharding))
+    ranks = FakeShardedRanks(0, division.processes, model=setup.model, division=sharding)
+    return replace(setup, sharding=sharding, ranks=ranks)
 
 
 def counted_tensor_parts(config: ModelConfig, division: Division, passes: int) -> Counting:

@@ -7,6 +7,7 @@ from small_steps import Case
 
 from powertrain.cost.collectives import Division
 from powertrain.cost.memory import peak_memory, replay
+from powertrain.cost.replay import COPIES
 from powertrain.models.adapters.targets import AdapterConfig
 
 RAGGED = ((13, 40, 40, 7, 33), (64, 20, 11))
@@ -31,6 +32,10 @@ OF_STAGES = {
         division=Division(4, stage)),
     "blocks again": lambda stage: Case("llama", "bmm", "bf16", ((64,) * 6,) * 2, every=1, keeps_attention=True,
                                        model={"layers": 6}, division=Division(2, stage)),
+    "bf16, weights are all there is": lambda stage: Case(dtype="bf16", passes=SHORT * 3, model=MANY_WEIGHTS,
+                                                         division=Division(4, stage)),
+    "bf16, blocks again, weights are all there is": lambda stage: Case(
+        dtype="bf16", passes=SHORT * 3, every=1, model=MANY_WEIGHTS, division=Division(4, stage)),
     "every second block again": lambda stage: Case("llama", passes=((64,) * 2,) * 2, every=2,
                                                    model={"layers": 9, "width": 128}, division=Division(2, stage)),
     "loss in chunks, fused update": lambda stage: Case("llama", "bmm", "bf16", RAGGED, chunk_rows=32, fused=True,
@@ -49,6 +54,14 @@ CASES = {f"{name}, stage {stage}": of_stage(stage) for name, of_stage in OF_STAG
 def test_the_peak_of_a_process_is_predicted(name):
     case = CASES[name]
     assert sum(peak_memory(case.facts, case.workload).values()) == pytest.approx(case.measured_bytes(), rel=WORST)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_no_copy_of_a_weight_outlasts_its_use_where_blocks_are_run_again(stage):
+    small, large = (Case(dtype="bf16", passes=SHORT * 2, every=1, model={**MANY_WEIGHTS, "layers": layers},
+                         division=Division(4, stage)) for layers in (6, 18))
+    found = [peak_memory(case.facts, case.workload).get(COPIES, 0) for case in (small, large)]
+    assert found[0] == found[1] < 2 * small.facts.matmul_parameters / small.facts.layers
 
 
 @pytest.mark.parametrize("name", CASES)

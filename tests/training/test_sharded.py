@@ -147,7 +147,9 @@ CASES = {
     "recomputed, zero 2": Case(stage=2, techniques=CHECKPOINTED),
     "padded, head in chunks, fused": Case(techniques=(
         chunked_cross_entropy.ChunkedCrossEntropy(rows=16), fused_adamw.FusedAdamW(), micro_batch.MicroBatch(3))),
-    "lora": Case(adapted), "bf16": Case(techniques=(packing.Packing(tokens=80), bf16.Bf16()), tolerance=5e-3)}
+    "lora": Case(adapted), "bf16": Case(techniques=(packing.Packing(tokens=80), bf16.Bf16()), tolerance=5e-3),
+    "bf16, recomputed, tied": Case(lambda: full(tied_head=True), stage=2, techniques=(*CHECKPOINTED, bf16.Bf16()),
+                                   tolerance=5e-3)}
 HYBRID = {"hybrid": Case(replicas=2), "hybrid, zero 1": Case(lambda: full(dropout=0.2), stage=1, replicas=2)}
 REPLICAS = {2: 1, 4: 2}                      # by processes, where memory is measured
 RUNS: dict[int, dict[str, Case]] = {4: {"zero 3": CASES["zero 3"], **HYBRID}, 2: CASES, 3: {}}

@@ -81,14 +81,14 @@ def convert(tape: Tape, x: Value, item: int) -> Value:
 
 
 def cast_weight(tape: Tape, weight: Value, item: int) -> Value:
-    """Convert a weight as autocast does, which keeps the copy of a trained weight until its context ends."""
+    """Convert a weight as autocast does, which keeps the copy of a trained weight until its context ends, or makes it anew."""
     if weight.item == item:
         return weight
     if weight.node is not None and id(weight.node) in tape.casts:
         return tape.casts[id(weight.node)]
     with tape.having(component=COPIES):
         cast = convert(tape, weight, item)
-    if weight.node is not None:
+    if weight.node is not None and tape.keeps_casts:
         tape.casts[id(weight.node)] = cast
     return cast
 

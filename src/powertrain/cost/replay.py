@@ -179,14 +179,14 @@ class Later:
 class Tape:
     """The recorded operators of a step; the module docstring has the rules."""
 
-    def __init__(self, memory: Memory, *, is_cuda: bool = False) -> None:
-        self.memory, self.is_cuda = memory, is_cuda
+    def __init__(self, memory: Memory, *, is_cuda: bool = False, keeps_casts: bool = True) -> None:
+        self.memory, self.is_cuda, self.keeps_casts = memory, is_cuda, keeps_casts
         self.component = ACTIVATIONS         # what new blocks count as
         self.order = 0
         self.frame: Frame | None = None
         self.again = False                   # the frame's forward pass is running for the second time
         self.shared: dict[str, Block] = {}   # frozen matrices made in that second run, for the gradients that follow
-        self.casts: dict[int, Value] = {}    # weights in autocast's type, kept until its context ends
+        self.casts: dict[int, Value] = {}    # weights in autocast's type, kept until its context ends if `keeps_casts`
 
     def new(self, nbytes: int) -> Block:
         return Block(self.memory, nbytes, self.component)

@@ -173,7 +173,7 @@ class Step:
 
     def run_pass(self, lengths: tuple[int, ...], *, is_last: bool) -> None:
         """Run forward and backward over documents of these lengths."""
-        tape = Tape(self.memory, is_cuda=self.facts.workload.device == "cuda")
+        tape = Tape(self.memory, is_cuda=self.facts.workload.device == "cuda", keeps_casts=self.exchanges is None)
         if self.exchanges is not None:
             self.exchanges.is_last = is_last
         loss = self._forward(tape, lengths)

@@ -46,10 +46,11 @@ class Precision:
     compute_dtype: torch.dtype = torch.float32
     loss_scaling: bool = False               # fp16 gradients below 6e-8 would vanish
 
-    def context(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    def context(self, device: torch.device, *, keeps_copies: bool = True) -> contextlib.AbstractContextManager[Any]:
+        """Return autocast, which keeps its copies of trained weights until it ends; else it makes them anew for each use."""
         if self.compute_dtype is torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(device.type, dtype=self.compute_dtype)
+        return torch.autocast(device.type, dtype=self.compute_dtype, cache_enabled=keeps_copies)
 
 
 class Laps:
@@ -96,8 +97,7 @@ def as_collated(batch: Batch) -> Batch:
 
 def run_eagerly(setup: Setup, batch: Batch, units: float, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
     """Add the gradients of one pass's loss to `.grad`; return its loss and metrics. All are divided by the step's `units`."""
-    with setup.precision.context(setup.device):
-        sums = setup.objective.sums(setup.model, batch, setup.kernels, setup.loss)
+    sums = setup.sums(batch)
     means = {name: value / units for name, value in sums.items()}
     lap("forward")
     scaler.scale(means["loss"]).backward()  # type: ignore[no-untyped-call]
@@ -196,7 +196,7 @@ class Setup:
 
     def sums(self, batch: Batch) -> Sums:
         """Return the objective's loss and metrics, summed over the batch's units, computed in the setup's precision."""
-        with self.precision.context(self.device):
+        with self._precisely():
             return self.objective.sums(self.model, batch, self.kernels, self.loss)
 
     def batch_loss(self, batch: Batch) -> Tensor:
@@ -205,8 +205,12 @@ class Setup:
 
     def held_out_loss(self, batch: Batch) -> Tensor:
         """Return the loss that evaluation reports, () fp32, summed over the batch's units."""
-        with self.precision.context(self.device):
+        with self._precisely():
             return self.objective.held_out(self.model, batch, self.kernels, self.loss)
+
+    def _precisely(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the precision's context. Where weights are divided, copies would outlast the weights that are gathered."""
+        return self.precision.context(self.device, keeps_copies=not isinstance(self.sharding, Sharding))
 
     @property
     def kernels(self) -> Kernels:
