@@ -97,7 +97,8 @@ def as_collated(batch: Batch) -> Batch:
 
 def run_eagerly(setup: Setup, batch: Batch, units: float, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
     """Add the gradients of one pass's loss to `.grad`; return its loss and metrics. All are divided by the step's `units`."""
-    sums = setup.sums(batch)
+    with setup.in_its_precision():
+        sums = setup.objective.sums(setup.model, batch, setup.kernels, setup.loss)
     means = {name: value / units for name, value in sums.items()}
     lap("forward")
     scaler.scale(means["loss"]).backward()  # type: ignore[no-untyped-call]
@@ -196,7 +197,7 @@ class Setup:
 
     def sums(self, batch: Batch) -> Sums:
         """Return the objective's loss and metrics, summed over the batch's units, computed in the setup's precision."""
-        with self._precisely():
+        with self.in_its_precision():
             return self.objective.sums(self.model, batch, self.kernels, self.loss)
 
     def batch_loss(self, batch: Batch) -> Tensor:
@@ -205,10 +206,10 @@ class Setup:
 
     def held_out_loss(self, batch: Batch) -> Tensor:
         """Return the loss that evaluation reports, () fp32, summed over the batch's units."""
-        with self._precisely():
+        with self.in_its_precision():
             return self.objective.held_out(self.model, batch, self.kernels, self.loss)
 
-    def _precisely(self) -> contextlib.AbstractContextManager[Any]:
+    def in_its_precision(self) -> contextlib.AbstractContextManager[Any]:
         """Return the precision's context. Where weights are divided, copies would outlast the weights that are gathered."""
         return self.precision.context(self.device, keeps_copies=not isinstance(self.sharding, Sharding))
 
