@@ -26,9 +26,11 @@ from powertrain.shapes import fused_attention, gpu_attention
 from powertrain.techniques.allocator import CUDA_SETTING, Allocator
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
-from powertrain.training.memory import peak_memory_bytes
+from powertrain.training.loop import seed_pass
+from powertrain.training.memory import MemoryLedger, peak_memory_bytes, step_ledger
 from powertrain.training.objectives import embedding_noise
 from powertrain.training.setup import Setup
+from powertrain.use import opening
 
 MakeSetup = Callable[..., Setup]
 
@@ -127,6 +129,56 @@ def test_windows_has_no_module_resource(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=123)))
     assert peak_memory_bytes(torch.device("cpu")) == 123
+
+
+@pytest.fixture
+def metal(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What Metal has handed to this process: `held` bytes, of which `pooled` are free in torch's pool."""
+    memory = SimpleNamespace(held=700, pooled=200)
+
+    def empty_cache() -> None:
+        memory.held, memory.pooled = memory.held - memory.pooled, 0
+
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.mps, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: memory.held)
+    return memory
+
+
+@pytest.mark.parametrize(("standing", "expected"), [(None, 900), (0, 400)])
+def test_the_memory_of_a_step_on_a_mac_is_what_metal_hands_out_for_it(metal: SimpleNamespace, standing: int | None,
+                                                                      expected: int) -> None:
+    with MemoryLedger(torch.device("mps"), standing) as ledger:
+        metal.held += 400
+    assert (ledger.peak_bytes, ledger.reserved_bytes) == (expected, 0)
+    assert peak_memory_bytes(torch.device("mps")) == 900
+
+
+def test_between_steps_metal_knows_what_stands(metal: SimpleNamespace, make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    with step_ledger(torch.device("mps"), setup.model, setup.optimizer(setup.model, 0.1)) as ledger:
+        metal.held += 1
+    assert ledger.peak_bytes == 501
+
+
+def test_a_model_is_opened_on_the_gpu_of_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Any = SimpleNamespace(adapter=None, tokenizer_folder=None)
+    sent_to: list[torch.device] = []
+    model = SimpleNamespace(to=lambda device: sent_to.append(device) or SimpleNamespace(eval=lambda: None))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for name, given in (("find_parts", found), ("choose", None), ("load_parts", model), ("open_tokenizer", None)):
+        monkeypatch.setattr(opening, name, lambda *words, given=given, **named: given)
+    opening.open_model("a model")
+    assert sent_to == [torch.device("mps")]
+
+
+def test_the_seed_of_a_pass_is_also_that_of_a_macs_generator(make_setup: MakeSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, seeds = make_setup(), []
+    monkeypatch.setattr(torch.mps, "_is_in_bad_fork", lambda: False, raising=False)
+    monkeypatch.setattr(torch.mps, "manual_seed", seeds.append)
+    (batch,) = setup.prepare(0)[:1]
+    seed_pass(setup, 3, batch)
+    assert seeds == [torch.initial_seed()]
 
 
 @pytest.mark.parametrize(("device", "capability", "architecture", "nbytes", "masked", "kernel"), [

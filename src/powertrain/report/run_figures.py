@@ -334,7 +334,8 @@ def memory_by_component(history: History, estimate: Mapping[str, Any] | None, de
     resident = history.ends.peak_memory_bytes if history.ends else None
     if not predicted and not allocated and not resident:
         return Missing("memory", "Neither a prediction nor a measurement was recorded.")
-    process = "allocated by torch, at the run's end" if device == "cuda" else "resident memory of the whole process"
+    process = {"cuda": "allocated by torch, at the run's end", "mps": "handed out by Metal, at the run's end"}.get(
+        device, "resident memory of the whole process")
     rows = [Row("predicted", stacked(predicted, GIB, COMPONENT_COLOURS), says=memory(sum(predicted.values())))
             ] if predicted else []
     rows += [Row("measured, allocated", (Segment(0.0, allocated / GIB, "grey", "allocated"),), says=memory(allocated))

@@ -3,7 +3,7 @@
 What a step takes is the largest sum of what torch's allocator has handed out and not got back. On a CPU that is counted from
 torch's own record of every allocation, which its profiler keeps; the step takes longer while it does, so one or two steps of
 a run are watched and no more. On CUDA the allocator keeps these figures anyway. Memory that a library takes without torch's
-allocator is in neither.
+allocator is in neither. On MPS no peak is kept: what Metal has handed to the process counts, once torch's pool is emptied.
 
 A forward or backward pass that runs out of memory leaves weights and optimizer as they were; an optimizer's update does not.
 """
@@ -32,6 +32,7 @@ class MemoryLedger:
 
     `peak_bytes`: the most that was there at once, over what stood at the start, plus `standing` bytes. On CUDA `standing`
     is by default what the allocator says stands at the start, and `reserved_bytes` is what it reserved; else both are 0.
+    On MPS `standing` is by default what Metal had handed out; its figures are of whole heaps, and of graphs too.
     Tensors that gloo's thread is the last to let go of are not seen to be freed, so processes on CPUs may hold less than this.
     Not reentrant on a CPU, and not inside of torch's profiler: RuntimeError.
     """
@@ -47,14 +48,22 @@ class MemoryLedger:
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             self._start = torch.cuda.memory_allocated(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+            torch.mps.empty_cache()
+            self._start = torch.mps.driver_allocated_memory()
         else:
             _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
         return self
 
     def __exit__(self, *_: object) -> None:
+        standing = self._start if self.standing is None else self.standing
+        if self.device.type == "mps":
+            torch.mps.synchronize()
+            self.peak_bytes = standing + torch.mps.driver_allocated_memory() - self._start
+            return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            standing = self._start if self.standing is None else self.standing
             self.peak_bytes = standing + torch.cuda.max_memory_allocated(self.device) - self._start
             self.reserved_bytes = torch.cuda.max_memory_reserved(self.device)
             return
@@ -62,12 +71,12 @@ class MemoryLedger:
         events = [event for thread in _disable_profiler_legacy() for event in thread]
         events.sort(key=events[0].cpu_elapsed_us)        # gloo's threads allocate while this one waits for them
         changes = [event.cpu_memory_usage() for event in events if str(event.kind()) == ALLOCATION]
-        self.peak_bytes = max(accumulate(changes, initial=0)) + (self.standing or 0)
+        self.peak_bytes = max(accumulate(changes, initial=0)) + standing
 
 
 def step_ledger(device: torch.device, model: nn.Module, optimizer: torch.optim.Optimizer) -> MemoryLedger:
     """Return a ledger for one optimizer step, with what stands between two steps."""
-    return MemoryLedger(device, None if device.type == "cuda" else standing_bytes(model, optimizer))
+    return MemoryLedger(device, None if device.type != "cpu" else standing_bytes(model, optimizer))
 
 
 def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -81,9 +90,11 @@ def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory in use so far: allocated on a CUDA GPU, else resident."""
+    """Return the most memory in use so far: allocated on a CUDA GPU, handed out by Metal on MPS, else resident."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    if device.type == "mps":                 # the resident memory of a process holds none of the GPU's
+        return torch.mps.driver_allocated_memory()
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource

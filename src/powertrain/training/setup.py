@@ -39,6 +39,11 @@ RunPass = Callable[["Setup", Batch, float, torch.amp.GradScaler, Lap], Sums]    
 RunPasses = Callable[["Setup", int, MicroBatches, float, torch.amp.GradScaler, Lap], tuple[Sums, dict[int, Tensor]]]
 
 
+def fastest_device() -> torch.device:
+    """Return the device on which a run would train: CUDA, MPS or the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+
+
 @dataclass(frozen=True)
 class Precision:
     """The type that matrix products are computed in. Master weights, their gradients and the optimizer stay fp32."""

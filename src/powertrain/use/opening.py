@@ -26,6 +26,7 @@ from powertrain.recipe import Recipe, resolve
 from powertrain.records import WrongUse
 from powertrain.run.folder import NEWEST, RunFolder, newest_run
 from powertrain.run.material import TextTokenizer
+from powertrain.training.setup import fastest_device
 from powertrain.use.generation import stream
 
 TASKS = {"CAUSAL_LM": "causal", "SEQ_2_SEQ_LM": "seq2seq", "QUESTION_ANS": "span"}       # PEFT's names
@@ -152,8 +153,7 @@ def open_model(path: str, *, base: str | None = None, provider: str | None = Non
         recipe = found.recipe
         unquantised = ", which here is not in 4 bits as it was in training" if recipe and recipe.method == "qlora" else ""
         say(f"putting the adapter {found.adapter} on {found.base}{unquantised}")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_parts(found, choice, dtype).to(device).eval()
+    model = load_parts(found, choice, dtype).to(fastest_device()).eval()
     return OpenedModel(found, model, choice, open_tokenizer(found.tokenizer_folder))
 
 

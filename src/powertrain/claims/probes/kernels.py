@@ -19,7 +19,7 @@ from powertrain.facts.measure import TORCH_DTYPES, seconds_of
 from powertrain.models.kernels.attention import Attention, over_groups, sdpa_attention, varlen_attention, visible
 from powertrain.records import ModelFacts, WrongUse
 from powertrain.training.memory import MemoryLedger, standing_bytes
-from powertrain.training.setup import Setup
+from powertrain.training.setup import Setup, fastest_device
 
 # ------------------------------------------------------------------------------------------------ attention
 # Attention alone, forward and backward, by two kernels, without the projections around it.
@@ -46,7 +46,7 @@ def attention_kernels(context: Context, *, a: str = "eager", b: str = "sdpa", le
 
     Both compute in fp32 on a CPU, else in bf16.
     """
-    device = probe.fastest_device()
+    device = fastest_device()
     arms = {name: probe.timed(one_pass(name, (length,) * documents, heads, head_width, device), device) for name in (a, b)}
     return probe.faster(by_turns(arms, context.deadline), length=length, documents=documents, heads=heads,
                         head_width=head_width)
@@ -76,7 +76,7 @@ def attention_memory(context: Context, *, a: str = "eager", b: str = "sdpa", len
     One document, forward and backward; the bytes are those allocated during the pass. Detail: `exponent_a`, and the bytes.
     """
     del context
-    device = probe.fastest_device()
+    device = fastest_device()
     found = {kernel: {length: _peak_bytes(one_pass(kernel, (length,), heads, head_width, device), device) for length in lengths}
              for kernel in (a, b)}
     exponents = {kernel: interval(exponents_of(peaks)) for kernel, peaks in found.items()}
@@ -139,7 +139,7 @@ def matmul(context: Context, *, a: str = "fp32", b: str = "tf32", edge: int = 40
 
     Detail: TFLOP/s of both.
     """
-    device = probe.fastest_device()
+    device = fastest_device()
     if "tf32" in (a, b) and device.type != "cuda":
         raise WrongUse(f"tf32 products are made by NVIDIA's tensor cores, and this machine trains on {device.type}")
     arms = {name: probe.timed(_product(name, edge, device), device) for name in (a, b)}
@@ -221,7 +221,7 @@ def sharding(context: Context) -> Measured:
     process to hold a shard; stage 2, which shards gradients too, keeps all of them just the same. Detail: `held_ratio`, the
     bytes held by sharded over plain training.
     """
-    device = probe.fastest_device()
+    device = fastest_device()
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo",
                                    init_method=f"file://{context.folder / 'group'}", rank=0, world_size=1)
     try:

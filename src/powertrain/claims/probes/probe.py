@@ -90,11 +90,6 @@ def timed(work: Callable[[], object], device: torch.device) -> Callable[[], floa
     return partial(seconds_of, work, device.type, times)
 
 
-def fastest_device() -> torch.device:
-    """Return the device on which a run would train: CUDA, MPS or the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
-
-
 def arm_name(words: Sequence[str]) -> str:
     """Return the name of an arm that differs from the other one by these words of a recipe."""
     return " ".join(words) or "as it is"
