@@ -44,7 +44,7 @@ from powertrain.evidence.worker import ArmProcess, Order
 from powertrain.facts.hardware import read_hardware, read_processor
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Hardware, Software, to_plain
+from powertrain.records import Facts, Hardware, Software, WrongUse, to_plain
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
 
 ROW, ROWS, BATCH, STEPS = 2048, 8, 2, 200
@@ -85,7 +85,10 @@ def main() -> None:
     if not options.tiny and not torch.cuda.is_available():
         raise SystemExit("torch sees no CUDA device here: `powertrain facts` says why; --tiny tries the benchmark itself on "
                          "whatever there is")
-    folder, began = studies.new_folder("bench-gpu", options.study), time.monotonic()
+    try:
+        folder, began = studies.new_folder("bench-gpu", options.study), time.monotonic()
+    except WrongUse as error:
+        raise SystemExit(str(error)) from None
     found: list[Outcome] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)    # as Ctrl-C
     with tempfile.TemporaryDirectory(prefix="powertrain-gpu-") as scratch:

@@ -14,7 +14,8 @@ from torch import Tensor
 from not_compiled import NotCompiled
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import bmm_attention, math_attention, sdpa_attention
-from powertrain.models.kernels.fused.saving import PlainHost, Slabs
+from powertrain.models.kernels.fused.saving import PlainHost
+from powertrain.models.kernels.slabs import Slabs
 from powertrain.records import NotApplied
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks

@@ -23,6 +23,7 @@ from powertrain.training.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
+    slabs_for,
     what_is_wrong,
 )
 from powertrain.training.loop import State, new_state, train
@@ -289,3 +290,10 @@ def test_without_memory_for_a_thread_the_copy_is_written_by_the_training(
     assert save.is_written()                 # so that the run calls `finish` after the next step
     load_checkpoint(save.finish(), other := new_state(make_setup(), 0.1))
     assert bytes_of(other) == before
+
+
+def test_slabs_for_a_copy_are_at_most_as_large_as_the_weights_or_a_mebibyte(state: State) -> None:
+    assert slabs_for(state).slab_bytes == 1 << 20
+    state.model.register_parameter("large", torch.nn.Parameter(torch.zeros(3 << 20)))
+    held = sum(parameter.nbytes for parameter in state.model.parameters())
+    assert held / 2 < slabs_for(state).slab_bytes <= held

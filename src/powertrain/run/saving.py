@@ -24,7 +24,7 @@ from powertrain.records.timeline import last_of
 from powertrain.run.disk import FULL, no_room, refused
 from powertrain.run.fits import checkpoint_bytes
 from powertrain.run.part import Part
-from powertrain.training.checkpoint import Save, keep_only
+from powertrain.training.checkpoint import Save, keep_only, slabs_for
 from powertrain.training.memory import peak_memory_bytes
 
 LOOK_EVERY_S = 60.0          # between two looks at a disk that had no room
@@ -206,6 +206,8 @@ def _has_memory(part: Part, saves: Saves) -> bool:
 
 def _shortage(part: Part) -> events.SavedAtOnce | None:
     needed_bytes, free_bytes = checkpoint_bytes(part.prepared), usable_memory()[1]
+    if part.setup.device.type == "cuda":     # the rest of the last slab
+        needed_bytes += slabs_for(part.state).slab_bytes
     if part.setup.device.type == "cpu":      # what the process has had at its peak, the next step may take again
         free_bytes -= max(0, peak_memory_bytes(part.setup.device) - psutil.Process().memory_info().rss)
     if needed_bytes <= free_bytes:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.data.publishing import sync
+from powertrain.models.kernels.slabs import SLAB_BYTES, Slabs, pinned
 from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.loop import State
@@ -90,7 +91,8 @@ class Save:
             timed = partial(torch.cuda.Event, enable_timing=True)
             self._copying = timed(), timed()
             self._copying[0].record()
-        files = _staged(state, self._ranks, _copy if beside else torch.Tensor.contiguous)
+        take = partial(_copy, slabs_for(state)) if beside else torch.Tensor.contiguous
+        files = _staged(state, self._ranks, take)
         if about is not None and FILES[2] in files:
             files[ABOUT] = [json.dumps(about, indent=1).encode()]
         if self._copying:
@@ -162,13 +164,19 @@ def _refuse_broken(state: State, ranks: Ranks) -> None:
         raise WeightsNotFinite(state.step, len(found), found[0])
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def slabs_for(state: State) -> Slabs:
+    """Return slabs for a copy of a GPU's tensors, each at most as large as all weights: for small models they are small."""
+    held_bytes = sum(own_part(parameter).nbytes for parameter in _trained(state).values())
+    return Slabs(pinned, min(SLAB_BYTES, 1 << max(20, held_bytes.bit_length() - 1)))
+
+
+def _copy(slabs: Slabs, tensor: Tensor) -> Tensor:
     """Return a copy in host memory, contiguous. That of a CUDA tensor is complete when its stream has come so far.
 
     The copy is made in the stream of the training, so that the next update comes after it without any wait of the host.
     """
     if tensor.is_cuda:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        return slabs.cut(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
     return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 

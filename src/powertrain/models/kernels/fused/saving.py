@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from powertrain.models.kernels.fused.parts import Entered, EnterWeights, LeaveWeights, Left, Seeds
+from powertrain.models.kernels.slabs import Slabs, pinned
 
 Copies = Mapping[str, tuple[Tensor, Tensor | None]]      # linear -> weight and bias, or its adapters' joined a and b
-SLAB_BYTES, ALIGNED_BYTES = 2**30, 512
 AHEAD = 4                                    # tensors that are on their way back while a block computes: about a block's
 
 
@@ -133,29 +133,6 @@ class Stay:
     back: Tensor | None = None               # on the device, once its way back has begun
 
 
-class Slabs:
-    """Memory of the host in pieces of any size, cut from slabs of a power of two bytes, and never given back.
-
-    torch rounds each pinned tensor up to a power of two: one of 129 MiB would take 256. Larger ones than a slab still do.
-    """
-
-    def __init__(self, allocate: Callable[[int], Tensor], slab_bytes: int = SLAB_BYTES) -> None:
-        """`allocate` returns so many bytes, (N,) uint8."""
-        self._allocate, self._slab_bytes = allocate, slab_bytes
-        self._rest = torch.empty(0, dtype=torch.uint8)
-
-    def cut(self, numbers: int, dtype: torch.dtype) -> Tensor:
-        """Return room for so many numbers, (numbers,)."""
-        nbytes = numbers * dtype.itemsize
-        if nbytes > self._slab_bytes:
-            return self._allocate(nbytes).view(dtype)
-        taken = -(-nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
-        if taken > len(self._rest):
-            self._rest = self._allocate(self._slab_bytes)
-        piece, self._rest = self._rest[:nbytes], self._rest[taken:]
-        return piece.view(dtype)
-
-
 class PinnedHost:
     """The host's memory beside a CUDA device: copies run on a stream of their own while the device computes.
 
@@ -168,7 +145,7 @@ class PinnedHost:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._out: list[weakref.ref[Stay]] = []      # of a pass that failed, nothing stays
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
-        self._slabs = Slabs(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+        self._slabs = Slabs(pinned)
 
     def put(self, tensor: Tensor) -> Stay:
         """Begin to copy a contiguous row of numbers; see `PlainHost`."""
