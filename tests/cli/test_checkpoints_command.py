@@ -126,3 +126,13 @@ def test_checkpoints_of_earlier_versions_have_no_metadata_and_are_listed(cli: Cl
     found = told(cli, "list", "run")
     assert [one["about"]["held_out_loss"] for one in found] == [one["about"]["evaluations"][str(one["step"])] for one in found]
     assert cli("checkpoints", "compare", "run", "4", "8")[0] == 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", '{"loss": "x", "held_out_loss": "y", "tokens_per_s": [1], "saved": 3}',
+                                     '{"loss": NaN, "held_out_loss": NaN}', '{"evaluations": 3, "share_of_time": {"a": {}}}'])
+def test_damaged_metadata_is_listed_and_found(cli: Cli, run: Path, content: str) -> None:
+    (run / "checkpoints" / "step-000008" / "metadata.json").write_text(content)
+    for words in (("list", "run"), ("show", "run", "--step", "8"), ("list", "run", "--json")):
+        code, _, err = cli("checkpoints", *words)
+        assert code == 0, err
+    assert "metadata.json is damaged" in told(cli, "verify", "run", code=1)[1]["why_not"]

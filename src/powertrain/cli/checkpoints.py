@@ -30,8 +30,8 @@ def list_all(run: Run, as_json: Json = False) -> None:
             screen.print_json({"event": "checkpoint", **_plain(one)})
         return
     screen.print_rows([("step", "saved", "loss", "held-out loss", "tokens/s", "size", ""), *[
-        (f"{one.step:,}", one.about.get("saved", ""), _number(one.about.get("loss")), _number(one.held_out_loss),
-         count(speed) if (speed := one.about.get("tokens_per_s")) else "", memory(one.bytes),
+        (f"{one.step:,}", str(one.about.get("saved", "")), _number(one.number("loss")), _number(one.held_out_loss),
+         count(speed) if (speed := one.number("tokens_per_s")) else "", memory(one.bytes),
          "lowest held-out loss" if losses and one.held_out_loss == min(losses) else "") for one in found]])
 
 
@@ -76,7 +76,7 @@ def compare(run: Run, first: Annotated[int, typer.Argument(help="Step of the fir
         screen.print_json({"event": "comparison", "first": _plain(before), "second": _plain(after), "moved": moved})
         return
     rows = [("", f"step {first:,}", f"step {second:,}")]
-    rows += [(label, _number(before.about.get(key)), _number(after.about.get(key))) for key, label in (
+    rows += [(label, _number(before.number(key)), _number(after.number(key))) for key, label in (
         ("loss", "loss"), ("held_out_loss", "held-out loss"), ("trained_tokens", "trained tokens"),
         ("tokens_per_s", "tokens/s"))]
     screen.print_rows(rows)

@@ -23,10 +23,14 @@ class Checkpoint:
     about: Mapping[str, Any]                 # metadata.json; of older checkpoints only what state.json tells
     bytes: int
 
+    def number(self, key: str) -> float | None:
+        """Return a finite number that the checkpoint tells of itself; None where it tells none."""
+        found = self.about.get(key)
+        return found if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found) else None
+
     @property
     def held_out_loss(self) -> float | None:
-        found: float | None = self.about.get("held_out_loss")
-        return found
+        return self.number("held_out_loss")
 
     def wrong(self) -> str | None:
         """Return what is wrong with it, after reading all of it; None for a whole one."""
