@@ -136,3 +136,16 @@ def test_damaged_metadata_is_listed_and_found(cli: Cli, run: Path, content: str)
         code, _, err = cli("checkpoints", *words)
         assert code == 0, err
     assert "metadata.json is damaged" in told(cli, "verify", "run", code=1)[1]["why_not"]
+
+
+def test_pruning_deletes_nothing_beside_a_damaged_checkpoint_and_nothing_behind_a_link(cli: Cli, run: Path) -> None:
+    checkpoints = run / "checkpoints"
+    shutil.move(checkpoints / "step-000008", run.parent / "elsewhere")
+    (checkpoints / "step-000008").symlink_to(run.parent / "elsewhere")
+    assert cli("checkpoints", "prune", "run", "--keep", "1")[0] == 0
+    assert (run.parent / "elsewhere" / "MANIFEST.json").is_file()
+    (checkpoints / "step-000011" / "model.safetensors").unlink()
+    before = sorted(path.name for path in checkpoints.iterdir())
+    code, _, err = cli("checkpoints", "prune", "run", "--keep", "1")
+    assert (code, "nothing was deleted" in err) == (2, True)
+    assert sorted(path.name for path in checkpoints.iterdir()) == before

@@ -66,6 +66,16 @@ def test_all_is_every_kind_and_several_of_each_but_macs(tmp_path: Path) -> None:
     assert not any(machines_of(words, tmp_path) for words in ("h100", "facts.json", "8x", "8xcpu"))
 
 
+@pytest.mark.parametrize("wrong", [{"memory_bytes": "x"}, {"cores": "two"}, {"bandwidth_bytes_per_s": 0}, {"devices": 0},
+                                   {"free_memory_bytes": -5}, {"peak_flops_per_s": {"bf16": "fast"}},
+                                   {"peak_flops_per_s": {"bf16": 0.0}}])
+def test_a_file_with_figures_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
+    there = to_plain(machine_of("h100", tmp_path)) | wrong
+    write_json(tmp_path / "facts.json", {"hardware": there, "software": to_plain(Software({}, {}))})
+    with pytest.raises(WrongUse, match="holds no facts"):
+        machine_and_software(str(tmp_path / "facts.json"), tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"hardware": {"name": 3}, "software": {}}',
                                      '{"hardware": [], "software": 4}'])
 def test_a_file_without_facts_is_refused_with_the_command_that_writes_them(content: str, tmp_path: Path) -> None:

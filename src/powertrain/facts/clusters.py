@@ -82,11 +82,21 @@ def machine_and_software(words: str, cache: Path) -> tuple[Hardware, Software]:
         raise WrongUse(f"--machine {words}: there is no such file; {writes}")
     try:
         found = read_json(Path(words))
-        return hardware_from_json(found["hardware"]), Software(**found["software"])
+        return _sensible(hardware_from_json(found["hardware"])), Software(**found["software"])
     except OSError as error:
         raise WrongUse(f"--machine {words} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise WrongUse(f"--machine {words} holds no facts of this version of powertrain; {writes}") from None
+
+
+def _sensible(hardware: Hardware) -> Hardware:
+    """Return the hardware of a file. Raises ValueError or TypeError where a figure cannot be one."""
+    least = {"cores": 0, "memory_bytes": 1, "free_memory_bytes": 0, "devices": 1, "nodes": 1, "processes": 1}
+    links = hardware.bandwidth_bytes_per_s, hardware.host_link_bytes_per_s
+    rates = [*hardware.peak_flops_per_s.values(), *(rate for rate in links if rate is not None)]
+    if any(getattr(hardware, name) < low for name, low in least.items()) or not all(0 < rate < float("inf") for rate in rates):
+        raise ValueError("a figure is negative, or a rate is 0")
+    return hardware
 
 
 def _squashed(kind: str) -> str:

@@ -89,8 +89,14 @@ def changes(first: Checkpoint, second: Checkpoint) -> dict[str, float]:
 
 
 def prune(run: Path, keep: int) -> list[Checkpoint]:
-    """Delete all but the `keep` newest checkpoints and the one with the lowest held-out loss; return the deleted ones."""
+    """Delete all but the `keep` newest checkpoints and the one with the lowest held-out loss; return the deleted ones.
+
+    Raises WrongUse, before anything is deleted, where one of them is damaged: it would count as one that is kept.
+    """
     found = found_in(run)
+    for one in found:
+        if (why := one.wrong()) is not None:
+            raise WrongUse(f"nothing was deleted: {one.path} is not whole ({why}); move that folder away first")
     losses = {one.step: one.held_out_loss for one in found if one.held_out_loss is not None}
     keep_only(run / "checkpoints", newest=keep, evaluations=losses)
     return [one for one in found if not one.path.exists()]

@@ -320,11 +320,11 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
 
 
 def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
-    """Delete all but the newest checkpoints and the one with the lowest held-out loss."""
+    """Delete all but the newest checkpoints and the one with the lowest held-out loss. What a link leads to is not touched."""
     published = checkpoints_in(folder)
     evaluated = [step for step in published if step in evaluations]
     kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
-    for path in (path for step, path in published.items() if step not in kept):
+    for path in (path for step, path in published.items() if step not in kept and not path.is_symlink()):
         (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
         shutil.rmtree(path)
 
