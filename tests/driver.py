@@ -139,7 +139,7 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 
 def _plant(place: str, number: int) -> None:
     from powertrain.launch import shared_folder
-    from powertrain.records import event_log
+    from powertrain.records import checkpoints, event_log
     from powertrain.run import disk, part, saving, session
     from powertrain.training import checkpoint, loop, ranks
 
@@ -185,7 +185,7 @@ def _plant(place: str, number: int) -> None:
         time.time = time.perf_counter
         event_log.os = SimpleNamespace(**{**vars(os), "fsync": _slow(os.fsync, number / 1e3)})  # type: ignore[assignment]
     elif place == "delete":
-        checkpoint.shutil = SimpleNamespace(rmtree=_refused(shutil.rmtree, from_call=number))  # type: ignore[assignment]
+        checkpoints.shutil = SimpleNamespace(rmtree=_refused(shutil.rmtree, from_call=number))  # type: ignore[assignment]
     elif place == "events":
         event_log.os = SimpleNamespace(**{**vars(os), "fsync": _refused(os.fsync, from_call=number)})  # type: ignore[assignment]
     elif place == "model":

@@ -31,9 +31,10 @@ from powertrain.models.kernels.quantised import quantise_base
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts
+from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.run.material import Material
 from powertrain.run.prepare import Prepared, build_setup
-from powertrain.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup

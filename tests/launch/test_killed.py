@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from driver import TINY, Fault, run_cli, run_ranks
+from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.records.event_log import read_events
 from powertrain.records.events import Resume, Start, Step
-from powertrain.training.checkpoint import newest_checkpoint
 
 WORLD = 2
 RUNS = {"data parallel": ["sample.tokens=0"], "sharded": ["techniques.sharding=on", "techniques.bf16=off", "sample.tokens=0"]}

@@ -11,10 +11,10 @@ from typing import TypeVar
 import pytest
 
 from driver import TINY, run_cli
+from powertrain.records.checkpoints import FILES, newest_checkpoint, what_is_wrong
 from powertrain.records.event_log import read_events
 from powertrain.records.events import CheckpointFailed, CheckpointNotDeleted, CheckpointRejected, Evaluated, Event, Step
 from powertrain.run.folder import RunFolder, list_runs, locked
-from powertrain.training.checkpoint import FILES, newest_checkpoint, what_is_wrong
 
 Cli = Callable[..., tuple[int, str, str]]
 STEPS = 11

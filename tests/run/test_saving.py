@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 
 from driver import TINY, run_cli
+from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.events import CheckpointFailed, End, Event, Saved, SavedAtOnce, SaveInterval, SaveWaits, Step
-from powertrain.training.checkpoint import newest_checkpoint
 
 Cli = Callable[..., tuple[int, str, str]]
 AnEvent = TypeVar("AnEvent", bound=Event)

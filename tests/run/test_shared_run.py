@@ -18,13 +18,13 @@ import torch
 from driver import TINY, run_processes
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
+from powertrain.records.checkpoints import newest_checkpoint, what_is_wrong
 from powertrain.records.errors import LossNotFinite
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, ModelSaved, OutOfMemory, Saved, Start, Step
 from powertrain.run.part import Part, new_run
 from powertrain.run.prepare import Prepared, agreed, prepare
 from powertrain.run.session import exit_code, run
-from powertrain.training.checkpoint import newest_checkpoint, what_is_wrong
 from powertrain.training.ranks import GroupRanks, Ranks, joined
 
 WORLD, STEPS = 2, 11

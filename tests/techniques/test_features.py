@@ -20,10 +20,11 @@ from powertrain.models.decoder import Decoder, run_plainly
 from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.planner import make_plan
 from powertrain.records import Plan, Proposal, WrongUse
+from powertrain.records.checkpoints import FILES
 from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.base import Exactness
 from powertrain.techniques.packing import Packing
-from powertrain.training.checkpoint import FILES, load_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, apply_plan, backward, evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup

@@ -13,11 +13,12 @@ from kinds_of_runs import LORA, make_ragged
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, NotApplied, Proposal, Refusal, WrongUse
+from powertrain.records.checkpoints import FILES
 from powertrain.records.plan import Why
 from powertrain.techniques.base import Technique
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
 from powertrain.techniques.paged_adamw import PagedAdamW
-from powertrain.training.checkpoint import FILES, load_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, new_state, train
 from powertrain.training.optimizers import optimizer_of
 from powertrain.training.schedule import Schedule

@@ -13,19 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from powertrain.records import RunFailed, WrongUse
-from powertrain.training.checkpoint import (
-    FILES,
-    MANIFEST,
-    WRITER,
-    Save,
-    clear_leftovers,
-    keep_only,
-    load_checkpoint,
-    newest_checkpoint,
-    save_checkpoint,
-    slabs_for,
-    what_is_wrong,
-)
+from powertrain.records.checkpoints import FILES, MANIFEST, clear_leftovers, keep_only, newest_checkpoint, what_is_wrong
+from powertrain.training.checkpoint import WRITER, Save, load_checkpoint, save_checkpoint, slabs_for
 from powertrain.training.loop import State, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup

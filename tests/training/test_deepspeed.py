@@ -15,9 +15,10 @@ from torch import Tensor
 
 from driver import run_processes
 from powertrain.records import NotApplied
+from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.records.json_files import read_json
 from powertrain.techniques import fused_adamw, micro_batch, packing, sharding
-from powertrain.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, evaluate, new_state, train
 from powertrain.training.ranks import ALONE, Ranks, joined
 from powertrain.training.schedule import Schedule

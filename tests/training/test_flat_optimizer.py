@@ -16,13 +16,14 @@ from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.files import save_model
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.records import WrongUse
+from powertrain.records.checkpoints import FILES
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fp16 import Fp16
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.techniques.micro_batch import MicroBatch
-from powertrain.training.checkpoint import FILES, load_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, backward, evaluate, new_state, train, update
 from powertrain.training.memory import standing_bytes
 from powertrain.training.schedule import Schedule

@@ -17,10 +17,11 @@ from powertrain.facts.model import model_facts
 from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.recipe import Recipe, resolve
 from powertrain.records import Facts, Software, WrongUse
+from powertrain.records.checkpoints import FILES
 from powertrain.run.prepare import with_optimizer
 from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fp16 import Fp16
-from powertrain.training.checkpoint import FILES, load_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, new_state, train
 from powertrain.training.optimizers import OPTIMIZERS, ROWS, Optimizer, Row, optimizer_of
 from powertrain.training.schedule import Schedule

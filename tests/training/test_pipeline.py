@@ -28,6 +28,7 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE, NotApplied, PeerLink, WrongUse
+from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.techniques import (
     activation_checkpointing,
     bf16,
@@ -37,7 +38,7 @@ from powertrain.techniques import (
     packing,
     pipeline_parallel,
 )
-from powertrain.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, evaluate, measured_step_bytes, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.pipeline import levelled, stages_gathered

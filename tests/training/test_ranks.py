@@ -23,8 +23,9 @@ from powertrain.data.order import pack, step_examples
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE
+from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.techniques.packing import Packing
-from powertrain.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, evaluate, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.ranks import ALONE, GroupRanks, Ranks, joined

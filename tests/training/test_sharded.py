@@ -28,6 +28,7 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE, NotApplied
+from powertrain.records.checkpoints import MANIFEST, newest_checkpoint, what_is_wrong
 from powertrain.records.json_files import read_json, write_json
 from powertrain.techniques import (
     activation_checkpointing,
@@ -39,7 +40,7 @@ from powertrain.techniques import (
     sharding,
 )
 from powertrain.training import checkpoint
-from powertrain.training.checkpoint import MANIFEST, Save, load_checkpoint, newest_checkpoint, save_checkpoint, what_is_wrong
+from powertrain.training.checkpoint import Save, load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, evaluate, measured_step_bytes, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.ranks import ALONE, Ranks, joined

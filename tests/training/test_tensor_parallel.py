@@ -26,6 +26,7 @@ from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE, NotApplied
+from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.techniques import (
     activation_checkpointing,
     bf16,
@@ -35,7 +36,7 @@ from powertrain.techniques import (
     packing,
     tensor_parallel,
 )
-from powertrain.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, evaluate, measured_step_bytes, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.ranks import ALONE, Ranks, joined

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.records import WrongUse
+from powertrain.records.checkpoints import ABOUT, FILES, MANIFEST, checkpoints_in, keep_only, shard_name, what_is_wrong
 from powertrain.records.json_files import read_json
-from powertrain.training.checkpoint import ABOUT, FILES, MANIFEST, checkpoints_in, keep_only, shard_name, what_is_wrong
 from powertrain.training.stored import Stored
 
 

@@ -22,6 +22,7 @@ import torch
 from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.records import RunFailed, UserError, WrongUse, events, to_plain
+from powertrain.records.checkpoints import clear_leftovers, newest_checkpoint
 from powertrain.records.errors import DoesNotFit, LossNotFinite
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
 from powertrain.records.json_files import read_json, write_json
@@ -30,7 +31,7 @@ from powertrain.run.balance import OwnStep, SharedStep, StragglerWatch, shares_o
 from powertrain.run.fits import cures, largest_pass, refuse_what_does_not_fit, with_smaller_passes, workload_of_step
 from powertrain.run.folder import RunFolder
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
-from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint
+from powertrain.training.checkpoint import load_checkpoint
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.memory import MemoryLedger, PassTooLarge, peak_memory_bytes, step_ledger
 from powertrain.training.ranks import ALONE, Ranks

@@ -19,12 +19,13 @@ from powertrain.machine import usable_memory
 from powertrain.recipe import in_steps
 from powertrain.recipe.schema import AUTO
 from powertrain.records import RunFailed, events
+from powertrain.records.checkpoints import keep_only
 from powertrain.records.event_log import read_events
 from powertrain.records.timeline import last_of
 from powertrain.run.disk import FULL, no_room, refused
 from powertrain.run.fits import checkpoint_bytes
 from powertrain.run.part import Part
-from powertrain.training.checkpoint import Save, keep_only, slabs_for
+from powertrain.training.checkpoint import Save, slabs_for
 from powertrain.training.memory import peak_memory_bytes
 
 LOOK_EVERY_S = 60.0          # between two looks at a disk that had no room

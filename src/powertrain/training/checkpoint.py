@@ -10,10 +10,8 @@ matrix, the rows of q, k and v are tensors of their own. torch.distributed.check
 gives the same state other bytes each time, and loads without an error where a shard is missing.
 """
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +25,7 @@ from torch import Tensor, nn
 from powertrain.data.publishing import sync
 from powertrain.models.kernels.slabs import SLAB_BYTES, Slabs, pinned
 from powertrain.records import WrongUse
+from powertrain.records.checkpoints import ABOUT, FILES, FORMAT, MANIFEST, SHARDED_FORMAT, files_of, shard_name
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
@@ -38,12 +37,6 @@ T = TypeVar("T")
 Parts = Mapping[str, tuple[Tensor, Cut | None]]      # name -> what this process has of a tensor
 Files = dict[str, Iterable[bytes | memoryview]]          # name -> content
 WRITER = "checkpoint writer"                 # the name of its thread
-FORMAT, SHARDED_FORMAT = 1, 2
-FOLDER = re.compile(r"step-(\d{6,})")
-MANIFEST = "MANIFEST.json"
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
-ABOUT = "metadata.json"                      # what somebody who looks for a checkpoint wants to know of it; not for loading
-MAY_BE = {ABOUT, "random.safetensors"}       # earlier versions wrote the other, before each pass had a seed of its own
 
 
 def save_checkpoint(folder: Path, state: State, ranks: Ranks = ALONE) -> Path:
@@ -240,55 +233,9 @@ def _rename(temporary: Path, final: Path, step: int, files: Mapping[str, Any]) -
     sync(final.parent)
 
 
-def shard_name(name: str, shard: int, shards: int) -> str:
-    """Return the file of one shard, from 0: "model.safetensors", or "model-00001-of-00004.safetensors"."""
-    return name if shards == 1 else name.replace(".", f"-{shard + 1:05d}-of-{shards:05d}.")
 
 
-def files_of(shards: int) -> list[str]:
-    """Return the files of a checkpoint of so many shards."""
-    return [shard_name(name, shard, shards) for name in FILES[:2] for shard in range(shards)] + [*FILES[2:]]
 
-
-def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Return the published checkpoints by step, in order. Whether each is whole is not looked at: `what_is_wrong` reads it."""
-    found = {int(match[1]): path for path in (folder.iterdir() if folder.is_dir() else ())
-             if (match := FOLDER.fullmatch(path.name)) and path.is_dir()}
-    return dict(sorted(found.items()))
-
-
-def newest_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]:
-    """Return the newest checkpoint that verifies, and (name, reason) of each newer one that does not."""
-    rejected: list[tuple[str, str]] = []
-    for path in reversed(checkpoints_in(folder).values()):
-        reason = what_is_wrong(path)
-        if reason is None:
-            return path, rejected
-        rejected.append((path.name, reason))
-    return None, rejected
-
-
-def what_is_wrong(path: Path) -> str | None:
-    """Return the first thing that is wrong with a checkpoint; None for a whole one."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        written_format, files = manifest["format"], manifest["files"]
-        expected = files_of(int(manifest.get("shards", 1)))
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing, so it was never finished"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
-    if written_format not in (FORMAT, SHARDED_FORMAT):
-        return f"it has format {written_format}, and this version reads format {SHARDED_FORMAT}; upgrade powertrain"
-    if set(files) - MAY_BE != set(expected):
-        return f"{MANIFEST} lists {sorted(files)} where {sorted(expected)} belong"
-    for name in files:
-        if not (path / name).is_file():
-            return f"{name} is missing"
-        if (found := _entry(path / name)) != files[name]:
-            return f"{name} is damaged: {found['bytes']:,} bytes with sha256 {found['sha256'][:12]}, where " \
-                   f"{files[name].get('bytes')} bytes with {str(files[name].get('sha256'))[:12]} were written"
-    return None
 
 
 def load_checkpoint(checkpoint: Path, state: State) -> None:
@@ -319,20 +266,6 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
         state.scaler.load_state_dict(plain["scaler"])
 
 
-def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
-    """Delete all but the newest checkpoints and the one with the lowest held-out loss. What a link leads to is not touched."""
-    published = checkpoints_in(folder)
-    evaluated = [step for step in published if step in evaluations]
-    kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
-    for path in (path for step, path in published.items() if step not in kept and not path.is_symlink()):
-        (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
-        shutil.rmtree(path)
-
-
-def clear_leftovers(folder: Path) -> None:
-    """Remove the temporary folders of saves that were killed."""
-    for path in folder.glob(".tmp-*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _read_moment(moments: Stored, name: str, parameter: nn.Parameter) -> Tensor:
@@ -353,10 +286,3 @@ def _tensors(state: State) -> tuple[Parts, Parts]:
 def _trained(state: State) -> dict[str, nn.Parameter]:
     """Return the weights that the run changes. Frozen weights are in the model's own folder, and are never written again."""
     return {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
-
-
-def _entry(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
-

@@ -1,0 +1,93 @@
+"""Checkpoints as they lie on a disk: their names, their files, whether they are whole, and which of them stay. No torch.
+
+A checkpoint is a folder step-NNNNNN with a manifest of sha256 sums, which is written last; training/checkpoint.py writes it.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORMAT, SHARDED_FORMAT = 1, 2
+FOLDER = re.compile(r"step-(\d{6,})")
+MANIFEST = "MANIFEST.json"
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+ABOUT = "metadata.json"                      # what somebody who looks for a checkpoint wants to know of it; not for loading
+MAY_BE = {ABOUT, "random.safetensors"}       # earlier versions wrote the other, before each pass had a seed of its own
+
+
+def shard_name(name: str, shard: int, shards: int) -> str:
+    """Return the file of one shard, from 0: "model.safetensors", or "model-00001-of-00004.safetensors"."""
+    return name if shards == 1 else name.replace(".", f"-{shard + 1:05d}-of-{shards:05d}.")
+
+
+def files_of(shards: int) -> list[str]:
+    """Return the files of a checkpoint of so many shards."""
+    return [shard_name(name, shard, shards) for name in FILES[:2] for shard in range(shards)] + [*FILES[2:]]
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Return the published checkpoints by step, in order. Whether each is whole is not looked at: `what_is_wrong` reads it."""
+    found = {int(match[1]): path for path in (folder.iterdir() if folder.is_dir() else ())
+             if (match := FOLDER.fullmatch(path.name)) and path.is_dir()}
+    return dict(sorted(found.items()))
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]:
+    """Return the newest checkpoint that verifies, and (name, reason) of each newer one that does not."""
+    rejected: list[tuple[str, str]] = []
+    for path in reversed(checkpoints_in(folder).values()):
+        reason = what_is_wrong(path)
+        if reason is None:
+            return path, rejected
+        rejected.append((path.name, reason))
+    return None, rejected
+
+
+def what_is_wrong(path: Path) -> str | None:
+    """Return the first thing that is wrong with a checkpoint; None for a whole one."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        written_format, files = manifest["format"], manifest["files"]
+        expected = files_of(int(manifest.get("shards", 1)))
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing, so it was never finished"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
+    if written_format not in (FORMAT, SHARDED_FORMAT):
+        return f"it has format {written_format}, and this version reads format {SHARDED_FORMAT}; upgrade powertrain"
+    if set(files) - MAY_BE != set(expected):
+        return f"{MANIFEST} lists {sorted(files)} where {sorted(expected)} belong"
+    for name in files:
+        if not (path / name).is_file():
+            return f"{name} is missing"
+        if (found := entry_of(path / name)) != files[name]:
+            return f"{name} is damaged: {found['bytes']:,} bytes with sha256 {found['sha256'][:12]}, where " \
+                   f"{files[name].get('bytes')} bytes with {str(files[name].get('sha256'))[:12]} were written"
+    return None
+
+
+def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
+    """Delete all but the newest checkpoints and the one with the lowest held-out loss. What a link leads to is not touched."""
+    published = checkpoints_in(folder)
+    evaluated = [step for step in published if step in evaluations]
+    kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
+    for path in (path for step, path in published.items() if step not in kept and not path.is_symlink()):
+        (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
+        shutil.rmtree(path)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove the temporary folders of saves that were killed."""
+    for path in folder.glob(".tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    """Return the size and the sha256 of a file, as a manifest lists them."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
