@@ -23,7 +23,9 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "planner": {"records", "recipe", "cost", "techniques"},
     "export": {"records", "data", "models"},
     "report": {"records"},
-    "run": {"__init__", "machine", "records", "shapes", "recipe", "facts", "cost", "planner", "training", "data", "models"},
+    "mirror": {"records"},
+    "run": {"__init__", "machine", "mirror", "records", "shapes", "recipe", "facts", "cost", "planner", "training", "data",
+            "models"},
     "launch": {"records", "training"},
     "use": {"records", "recipe", "facts", "planner", "training", "run", "data", "models"},
     "evidence": {"records", "recipe", "facts", "cost", "planner", "training", "run", "data", "models"},
@@ -32,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "diagnosis": {"records", "machine", "recipe", "facts", "cost", "planner", "training", "run", "use", "evidence", "data"},
     "audit": {"records", "shapes", "machine", "recipe", "facts", "cost", "planner", "run", "evidence", "data"},
     "cli": {"__init__", "records", "recipe", "facts", "planner", "training", "data", "models", "report", "run", "use",
-            "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch"},
+            "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch", "mirror"},
     "__main__": {"cli"},
 }
 LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 53_000
@@ -147,7 +149,7 @@ def test_environment_variables_are_read_in_cli_and_launch_only() -> None:
 
 @pytest.mark.parametrize("room_without_torch", [
     "powertrain.records", "powertrain.machine", "powertrain.report.plan", "powertrain.report.result",
-    "powertrain.cost.estimate", "powertrain.recipe", "powertrain.cli"])
+    "powertrain.cost.estimate", "powertrain.recipe", "powertrain.cli", "powertrain.mirror.process"])
 def test_rooms_that_need_no_torch_load_none(room_without_torch: str) -> None:
     code = f"import sys, {room_without_torch}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,6 +19,7 @@ from powertrain.cli import output as screen
 from powertrain.cli.options import Gpus, Json, Machine, Processes, Words, cache_folder, say
 from powertrain.cli.watching import Watcher, print_result
 from powertrain.records import Hardware, RunFailed, WrongUse, to_plain
+from powertrain.records.addresses import is_address
 from powertrain.records.event_log import read_events
 from powertrain.records.json_files import read_json, write_json
 from powertrain.report import plan as plan_report
@@ -38,7 +39,8 @@ BASE_TIME_S = 40             # of training a base that a recipe names and nobody
 
 def train(words: Words = None,
           output: Annotated[Path | None, typer.Option(help="Folder of this run (default: runs/NAME-DATE).")] = None,
-          resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
+          resume: Annotated[str | None, typer.Option(metavar="RUN", help="Continue the run in this folder, or one from its "
+                                                     "mirror, such as s3://bucket/prefix/RUN.")] = None,
           goes_on: Annotated[bool, typer.Option("--continue", help="Continue the run in the folder of --output, or "
                                                                    "start it there.")] = False,
           processes: Processes = 1,
@@ -53,8 +55,10 @@ def train(words: Words = None,
     words, processes = words or [], _with_gpus(processes, gpus)
     tell: Say = (lambda text: None) if quiet else say
     if goes_on and resume is None and (begun := _begun(words, output)) is not None:
-        words, output, resume = [], None, begun
-    folder = None if resume is None else _existing(resume, words, output)
+        words, output, resume = [], None, str(begun)
+    if resume is not None and is_address(resume):
+        resume, output = str(_from_mirror(resume, output)), None
+    folder = None if resume is None else _existing(Path(resume), words, output)
     if folder is not None:
         read_events(folder.events)           # a damaged line is refused before the training
     if dry_run:
@@ -291,6 +295,20 @@ def _begun(words: Sequence[str], output: Path | None) -> Path | None:
         return None
     check_same(folder, resolved)
     return folder.path
+
+
+def _from_mirror(address: str, output: Path | None) -> Path:
+    """Return the folder of a run that was fetched from its mirror."""
+    from powertrain.launch.group import place_of
+    from powertrain.mirror.returning import bring_back
+    from powertrain.run.folder import RUNS
+
+    if place_of(os.environ) is not None:
+        raise WrongUse(f"the processes of a run cannot each fetch it; use `powertrain checkpoints fetch {address}` first, then "
+                       "--resume with the folder")
+    to = output or RUNS / address.rstrip("/").rpartition("/")[2]
+    bring_back(address, to, say)
+    return to
 
 
 def _existing(path: Path, words: Sequence[str], output: Path | None) -> RunFolder:

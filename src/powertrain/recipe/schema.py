@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from powertrain.records import WrongUse
+from powertrain.records.addresses import check_address
 from powertrain.records.errors import did_you_mean
 
 EPOCHS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*epochs?\s*$")
@@ -231,6 +232,13 @@ class Recipe(Strict):
     save_every_s: Annotated[float, Field(gt=0)] = 600.0
     save_total_limit: Positive = 2               # newest checkpoints kept, besides the best
     on_disk_full: Literal["wait", "stop"] = "wait"           # for room on the disk, while the training goes on
+    # where checkpoints and the final model are uploaded beside the training: s3://bucket/prefix, gs://, az://, hf://, sftp://
+    # or file:///folder
+    mirror: Annotated[str, AfterValidator(check_address)] | None = None
+    mirror_keep: Positive = 3                    # newest checkpoints kept there, besides the best
+    mirror_keep_every: Annotated[int, Field(ge=0, le=LARGEST_NUMBER)] = 0    # and those of each multiple of so many steps
+    mirror_compress: Literal["text", "all", "none"] = "text"     # by zstd; weights hardly get smaller
+    mirror_frees_disk: bool = False              # delete older checkpoints here once they are verified there
     logging_steps: Positive = 10
     sample: SampleRecipe = SampleRecipe()
 

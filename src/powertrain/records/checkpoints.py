@@ -75,8 +75,14 @@ def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) ->
     published = checkpoints_in(folder)
     evaluated = [step for step in published if step in evaluations]
     kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
-    for path in (path for step, path in published.items() if step not in kept and not path.is_symlink()):
-        (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
+    for path in (path for step, path in published.items() if step not in kept):
+        delete_checkpoint(path)
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Delete a checkpoint, but not what a link leads to. Raises OSError."""
+    if not path.is_symlink():
+        (path / MANIFEST).unlink(missing_ok=True)        # first: half a deletion must not look like a checkpoint
         shutil.rmtree(path)
 
 

@@ -127,20 +127,31 @@ def followed(path: Path, is_over: Callable[[], bool] = lambda: False) -> Iterato
     that the steps after its own `step` will come again. Raises FileNotFoundError where a run that is over has no such file,
     and WrongUse for a line that is no event, as a power failure or a hand may leave one.
     """
-    event, begin, lines = None, 0, 0
+    event, tail = None, Tail(path)
     while True:
         over = is_over()                     # asked before reading: what was written until then is read
         if over or path.exists():
-            with open(path, "rb") as file:
-                file.seek(begin)
-                whole = [line for line in file if line.endswith(b"\n")]      # one without an end is still being written
-            for line in whole:
-                begin, lines = begin + len(line), lines + 1
-                event = _event(line, f"{path}:{lines}")
+            for event in tail.read():
                 yield event
         if over or isinstance(event, End):
             return
         time.sleep(POLL_S)
+
+
+class Tail:
+    """Reads what was appended to a log since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._begin, self._lines = path, 0, 0
+
+    def read(self) -> Iterator[Event]:
+        """Yield the whole lines that are new. Raises FileNotFoundError and WrongUse as `followed` does."""
+        with open(self.path, "rb") as file:
+            file.seek(self._begin)
+            whole = [line for line in file if line.endswith(b"\n")]      # one without an end is still being written
+        for line in whole:
+            self._begin, self._lines = self._begin + len(line), self._lines + 1
+            yield _event(line, f"{self.path}:{self._lines}")
 
 
 def _event(line: bytes, where: str) -> Event:

@@ -64,6 +64,13 @@ def said(event: Event) -> str | None:
     if isinstance(event, Evaluated):
         bits = f", {event.bits_per_byte:.3f} bits per byte" if event.bits_per_byte is not None else ""
         return f"step {event.step:,}: held-out loss {event.loss:.4f}{bits} ({event.tokens:,} tokens)"
+    if isinstance(event, kinds.MirrorReady):
+        return f"mirror {event.address}: can be written, read and cleared ({duration(event.seconds)})"
+    if isinstance(event, kinds.UploadSkipped):
+        return f"{event.name} was not uploaded: {event.newer} was there before its turn came"
+    if isinstance(event, kinds.MirrorWaited):
+        return (f"waiting for the upload of {', '.join(event.waiting)} to {event.address}; Ctrl-C ends the wait and loses "
+                "nothing")
     if isinstance(event, Sample):
         return "\n".join(f"    {line}" for line in printable(event.text).splitlines())
     return None
@@ -82,8 +89,8 @@ def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float 
     start, end = last_of(Start, events) or Start(), last_of(End, events)
     if end is None:
         return []
-    not_saved = f", but {end.not_saved}" if end.not_saved else ""
-    rows = [("Result", f"{end.state} at step {end.step:,}{not_saved}")]
+    missing = "".join(f", but {why}" for why in (end.not_saved, end.not_mirrored) if why)
+    rows = [("Result", f"{end.state} at step {end.step:,}{missing}")]
     if steps := [event for event in events if isinstance(event, Step)]:
         rows += _speed_rows(steps, start) + _process_rows(steps, start)
     if evaluation := last_of(Evaluated, events):
@@ -93,6 +100,7 @@ def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float 
     if end.clipped_steps:
         rows.append(("Clipped", f"{end.clipped_steps:,} of {end.step:,} steps had a gradient norm above max_grad_norm"))
     rows += _saving_rows([event for event in events if isinstance(event, kinds.Saved)], sum(step.seconds for step in steps))
+    rows += _mirror_rows([event for event in events if isinstance(event, kinds.Uploaded)])
     rows += _memory_rows(last_of(Memory, events), end.peak_memory_bytes)
     return rows + _next_rows(end.reason, folder, start)
 
@@ -159,6 +167,16 @@ def _saving_rows(saved: Sequence[kinds.Saved], steps_s: float) -> list[Row]:
     return [("Checkpoints", f"{len(saved)} saved, the last one of {memory(saved[-1].bytes)}; the training waited "
                             f"{duration(waited_s)} for them ({waited_s / steps_s:.1%} of its time), at most "
                             f"{duration(most_s)} for one")]
+
+
+def _mirror_rows(uploaded: Sequence[kinds.Uploaded]) -> list[Row]:
+    if not uploaded:
+        return []
+    sent, stored = sum(event.bytes for event in uploaded), sum(event.stored_bytes for event in uploaded)
+    packed_s = sum(event.packing_s for event in uploaded)
+    packed = f", as {memory(stored)} by compression, which took {duration(packed_s)}" if stored < sent else ""
+    return [("Mirror", f"{len(uploaded)} uploads, each verified: {memory(sent)}{packed}, in "
+                       f"{duration(sum(event.seconds for event in uploaded))} beside the training")]
 
 
 def _memory_rows(measured: Memory | None, peak_bytes: int | None) -> list[Row]:

@@ -28,7 +28,8 @@ RUNS = Path("runs")
 NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run of that recipe
 # what may change between a run and its continuation: it decides when something is written, not what is learned
 FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_every_s",
-                  "save_total_limit", "on_disk_full", "eval_steps", "max_eval_samples", "sample", "memory_check")
+                  "save_total_limit", "on_disk_full", "mirror", "mirror_keep", "mirror_keep_every", "mirror_compress",
+                  "mirror_frees_disk", "eval_steps", "max_eval_samples", "sample", "memory_check")
 BEGINNINGS = {".lock", "stacks", "checkpoints", "facts.json", "plan.json", "origins.json"}       # all before the recipe
 
 

@@ -133,6 +133,7 @@ class Part:
     pending: list[StepResult] = field(default_factory=list)
     stopped_by: str | None = None            # the signal that ended the run early
     checkpoint_failed: str | None = None     # why the last checkpoint is not on the disk
+    not_mirrored: str | None = None          # what was promised and is not in the mirror, and why
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
     since_save: list[events.Step] = field(default_factory=list)      # read since the last save began
     stragglers: StragglerWatch = field(default_factory=StragglerWatch)
@@ -316,7 +317,8 @@ def _until_the_end(part: Part) -> Iterator[None]:
     part.emit(events.End(reason="finished" if part.stopped_by is None else "stopped", signal=part.stopped_by,
                          step=part.state.step, seconds=time.perf_counter() - part.began_s,
                          clipped_steps=int(part.state.clipped_steps), passes=getattr(part.setup.run_pass, "counts", {}),
-                         peak_memory_bytes=peak_memory_bytes(part.setup.device), not_saved=part.checkpoint_failed),
+                         peak_memory_bytes=peak_memory_bytes(part.setup.device), not_saved=part.checkpoint_failed,
+                         not_mirrored=part.not_mirrored),
               durable=True)
 
 

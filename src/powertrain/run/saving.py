@@ -24,6 +24,7 @@ from powertrain.records.event_log import read_events
 from powertrain.records.timeline import last_of
 from powertrain.run.disk import FULL, no_room, refused
 from powertrain.run.fits import checkpoint_bytes
+from powertrain.run.mirroring import Mirror
 from powertrain.run.part import Part
 from powertrain.training.checkpoint import Save, slabs_for
 from powertrain.training.memory import peak_memory_bytes
@@ -52,15 +53,16 @@ class Saves:
     looked_s: float | None = None            # at a disk without room, while a save waits for it
     every: int | None = None                 # steps between saves; None while save_steps=auto has not measured one
     said_at_once: bool = False
+    mirror: Mirror | None = None             # of the process that writes
 
 
 @contextlib.contextmanager
-def saves_of(part: Part) -> Iterator[Saves]:
+def saves_of(part: Part, mirror: Mirror | None = None) -> Iterator[Saves]:
     """Hold the saves of a session. A resumed run keeps the interval that save_steps=auto has found.
 
     Where the session fails, the save in flight is finished. Where other processes may have gone, the next start clears it.
     """
-    saves = Saves(time.perf_counter(), every=_interval(part))
+    saves = Saves(time.perf_counter(), every=_interval(part), mirror=mirror)
     try:
         yield saves
     except BaseException:
@@ -134,9 +136,11 @@ def _about(part: Part) -> dict[str, Any]:
 
 
 def look(part: Part, saves: Saves) -> None:
-    """Finish the save in flight where it is written. Called after every step."""
+    """Finish the save in flight where it is written, and tell what the mirror says. Called after every step."""
     if saves.in_flight is not None and saves.in_flight.save.is_written():
         finish(part, saves)
+    if saves.mirror is not None:
+        saves.mirror.look()
 
 
 def finish(part: Part, saves: Saves, *, required: bool = False) -> None:
@@ -161,6 +165,8 @@ def finish(part: Part, saves: Saves, *, required: bool = False) -> None:
         flight.waited_s += now_s - began_s + flight.save.copying_s
         part.emit(events.Saved(step=step, path=str(saved), bytes=sum(file.stat().st_size for file in saved.iterdir()),
                                seconds=flight.waited_s, written_s=now_s - flight.began_s, beside=flight.beside), durable=True)
+        if saves.mirror is not None:
+            saves.mirror.add(saved.name, saved, step)
     if saves.every is None:
         _choose_interval(part, saves, flight)
 

@@ -28,6 +28,7 @@ from powertrain.run.fits import cures, largest_pass, with_smaller_passes
 from powertrain.run.folder import RunFolder
 from powertrain.run.learned import keep_speed
 from powertrain.run.links import keep_link, measure_link
+from powertrain.run.mirroring import mirrored
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
 from powertrain.training.loop import State, evaluate, spread
@@ -49,29 +50,32 @@ def run(part: Part) -> None:
     _learn_link(part)
     gc.collect()
     gc.freeze()                              # the objects that exist now stay; the collector need not look at them each time
-    with saving.saves_of(part) as saves:
-        state, total_steps = part.state, part.prepared.total_steps
-        setup, steps = part.setup, part.steps()
-        while state.step < total_steps and part.stopped_by is None:
-            too_large = None
-            try:
-                with part.ledger() as ledger:
-                    result = next(steps)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                too_large = said_by(error)
-            if too_large is not None:        # here, where the error holds no activations any more
-                go_on_smaller(part, too_large)
-            else:
-                part.pending.append(result)
-                _between(part, saves, ledger)
-            if part.setup is not setup:      # a step or an evaluation needed smaller passes
-                setup, steps = part.setup, part.steps()
-    if part.stopped_by is None:
-        write_model(part)
-        if part.prepared.cache is not None and part.ranks.world == 1:
-            keep_speed(part.prepared.cache, part.prepared.facts, part.prepared.plan, part.step_s)
+    with mirrored(part) as mirror:
+        with saving.saves_of(part, mirror) as saves:
+            state, total_steps = part.state, part.prepared.total_steps
+            setup, steps = part.setup, part.steps()
+            while state.step < total_steps and part.stopped_by is None:
+                too_large = None
+                try:
+                    with part.ledger() as ledger:
+                        result = next(steps)
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    too_large = said_by(error)
+                if too_large is not None:    # here, where the error holds no activations any more
+                    go_on_smaller(part, too_large)
+                else:
+                    part.pending.append(result)
+                    _between(part, saves, ledger)
+                if part.setup is not setup:  # a step or an evaluation needed smaller passes
+                    setup, steps = part.setup, part.steps()
+        if part.stopped_by is None:
+            write_model(part)
+        if mirror is not None:
+            part.not_mirrored = mirror.finish()
+    if part.stopped_by is None and part.prepared.cache is not None and part.ranks.world == 1:
+        keep_speed(part.prepared.cache, part.prepared.facts, part.prepared.plan, part.step_s)
 
 
 def _learn_link(part: Part) -> None:
@@ -84,10 +88,12 @@ def _learn_link(part: Part) -> None:
 
 
 def exit_code(part: Part) -> int:
-    """Return 0 for done, 3 where a checkpoint is not on the disk, 75 for stopped and saved. Raises NotDurable."""
+    """Return 0 for done, 3 where something is not on the disk or in the mirror, 75 for stopped and saved. Raises NotDurable."""
     if part.record.log.failure is not None:
         raise NotDurable(f"the run is in {part.folder.path}, but its last events could not be written to "
                          f"{part.folder.events.name}: {part.record.log.failure}. Free some disk space before the next run")
+    if part.not_mirrored:
+        return NotDurable.exit_code
     return STOPPED_AND_SAVED if part.stopped_by is not None else NotDurable.exit_code if part.checkpoint_failed else DONE
 
 

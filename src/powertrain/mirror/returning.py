@@ -1,0 +1,102 @@
+"""A run brought back from its mirror: by name, whole and checked, into a folder of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+from powertrain.mirror.shelf import Shelf, StoredSet, newest_first
+from powertrain.mirror.store import Store, cure_of, told
+from powertrain.mirror.waiting import Settings
+from powertrain.records import RunFailed, WrongUse
+from powertrain.records.checkpoints import what_is_wrong
+from powertrain.records.errors import UserError
+
+Say = Callable[[str], None]
+OF_RUN = ("recipe.yaml", "origins.json", "facts.json", "plan.json", "events.jsonl")
+
+
+@contextlib.contextmanager
+def shelf_at(address: str) -> Iterator[tuple[Shelf, dict[str, StoredSet]]]:
+    """Open the run at an address, and yield it with its sets. Raises WrongUse where there is none, or no way to it."""
+    try:
+        store = Store(address)
+        shelf = Shelf(store)
+        if not (sets := shelf.sets()):
+            runs = sorted({name.split("/")[0] for name in store.names() if name.count("/") > 1})
+            holds = f"; it holds the runs {', '.join(runs[:8])}, such as {store.address}/{runs[0]}" if runs else ""
+            raise WrongUse(f"{store.address} holds no run with a complete checkpoint{holds}")
+        yield shelf, sets
+    except UserError:
+        raise
+    except Exception as error:               # of the store's library
+        cure = cure_of(error, address)
+        raise WrongUse(f"{address} cannot be read: {told(error)}; {cure or 'look whether it can be reached, and try again'}"
+                       ) from error
+
+
+def checkpoint_at(sets: Mapping[str, StoredSet], step: int | None) -> list[StoredSet]:
+    """Return the checkpoints that may be used, the best choice first: that of a step, or the newest. Raises WrongUse."""
+    found = newest_first(sets)
+    if step is None:
+        return list(found)
+    if not (named := [one for one in found if one.step == step]):
+        raise WrongUse(f"the mirror has no checkpoint of step {step}; it has {', '.join(str(one.step) for one in found)}")
+    return named
+
+
+def bring_back(address: str, to: Path, say: Say, step: int | None = None) -> None:
+    """Make the run's folder `to` from its mirror: its newest checkpoint that is whole, and all that the run goes on from.
+
+    Raises WrongUse where `to` is taken or nothing can be read, and RunFailed where no checkpoint is whole.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise WrongUse(f"{to} is there already; continue that run with `powertrain train --resume {to}`, or name another "
+                       "folder with --output")
+    draft = to.with_name(f".{to.name}-{os.getpid()}.tmp")
+    try:
+        with shelf_at(address) as (shelf, sets):
+            for one in checkpoint_at(sets, step):
+                shutil.rmtree(draft, ignore_errors=True)
+                say(f"fetching {one.name} from {shelf.store.address}")
+                if (why := _fetch(shelf, one, draft)) is None:
+                    break
+                say(f"passed over {one.name}: {why}")
+            else:
+                raise RunFailed(f"no checkpoint in {shelf.store.address} is whole; nothing was written to {to}")
+            if (model := sets.get("model")) is not None and step is None:
+                shelf.fetch(model, draft / "model")
+            Settings(shelf.store.address, one.run).write(draft)
+        if to.is_dir():
+            to.rmdir()
+        os.rename(draft, to)
+    except OSError as error:
+        raise RunFailed(f"{to} cannot be written: {error.strerror or error}; free space there, or name another folder with "
+                        "--output") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _fetch(shelf: Shelf, one: StoredSet, run: Path) -> str | None:
+    """Fetch a checkpoint into a run's folder; return what is wrong with it."""
+    checkpoint = run / "checkpoints" / one.name
+    try:
+        shelf.fetch(one, checkpoint)
+    except (RunFailed, FileNotFoundError) as error:
+        return str(error)
+    for name in OF_RUN:
+        if (checkpoint / name).is_file():
+            os.rename(checkpoint / name, run / name)
+    return what_is_wrong(checkpoint)
+
+
+def fetch_parts(address: str, to: Path, only: Collection[str]) -> dict[str, StoredSet]:
+    """Fetch some files of each checkpoint into a run's folder `to`, for those who only look; return the sets by name."""
+    with shelf_at(address) as (shelf, sets):
+        found = {one.name: one for one in newest_first(sets)}
+        for name, one in found.items():
+            shelf.fetch(one, to / "checkpoints" / name, only)
+        return found

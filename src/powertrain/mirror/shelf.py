@@ -1,0 +1,235 @@
+"""A run in a store: sets of files, each complete by its MIRROR.json, which is written last, and only once.
+
+    s3://bucket/prefix/RUN/step-000120/model.safetensors, events.jsonl.zst, ..., MIRROR.json
+    s3://bucket/prefix/RUN/model/...
+    s3://bucket/prefix/RUN/.reading-...      somebody reads a set just now: it is not deleted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from powertrain.mirror.store import READ_BYTES, Store
+from powertrain.mirror.waiting import Settings, Waiting
+from powertrain.records import WrongUse, to_plain
+from powertrain.records.checkpoints import FOLDER, MANIFEST, entry_of
+from powertrain.records.errors import RunFailed
+from powertrain.records.json_files import read_json, sync
+
+COMPLETE, FORMAT = "MIRROR.json", 1
+NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,199}")          # of a file or a set: no path leads out of its folder
+TEXT = {".json", ".jsonl", ".yaml", ".txt", ".md", ".jinja", ".csv"}
+READING, READING_S = ".reading-", 6 * 3600.0             # a reader that was killed stops to count then
+LEVEL = 3                                    # of zstd
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a set, and the object that holds it."""
+
+    bytes: int
+    sha256: str
+    stored_as: str
+    stored_bytes: int
+    stored_sha256: str
+
+
+@dataclass(frozen=True)
+class StoredSet:
+    """A complete set in a store."""
+
+    name: str
+    run: str
+    step: int
+    files: Mapping[str, StoredFile]
+    held_out_loss: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(file.stored_bytes for file in self.files.values())
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return FOLDER.fullmatch(self.name) is not None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What an upload took."""
+
+    bytes: int
+    stored_bytes: int
+    seconds: float
+    packing_s: float
+
+
+class Shelf:
+    """One run in a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def sets(self) -> dict[str, StoredSet]:
+        """Return the complete sets by name. What has no whole MIRROR.json was never finished, and does not count."""
+        found = {}
+        for name in self.store.names():
+            folder, _, file = name.partition("/")
+            if file == COMPLETE and (read := _read(folder, self.store.read_manifest(name))) is not None:
+                found[folder] = read
+        return found
+
+    def check_run(self, run: str) -> None:
+        """Raise WrongUse where another run lies here."""
+        if (other := next((one for one in self.sets().values() if one.run != run), None)) is not None:
+            raise WrongUse(f"{self.store.address} already holds another run (its {other.name}); choose another --output, whose "
+                           "last name is that of the run in the mirror, or another mirror")
+
+    # ---------------------------------------------------------------------------------------- there
+
+    def publish(self, one: Waiting, settings: Settings, packed: Path) -> Upload:
+        """Upload a set: its files, each verified, then MIRROR.json. `packed` is a folder for compressed files.
+
+        A set that is there already stays: a run that repeats a step makes the same weights.
+        """
+        began_s, packing_s, files = time.perf_counter(), 0.0, {}
+        there = _read(one.name, self.store.read_manifest(f"{one.name}/{COMPLETE}"))
+        if there is not None and there.run == settings.run:
+            return Upload(there.bytes, there.stored_bytes, time.perf_counter() - began_s, 0.0)
+        expected = read_json(one.path / MANIFEST)["files"] if (one.path / MANIFEST).is_file() else {}
+        for file in one.files():
+            here = entry_of(file)
+            if expected.get(file.name, here) != here:
+                raise RunFailed(f"{file} is damaged on this disk")
+            stored, stored_as, entry = file, file.name, here
+            if settings.compress == "all" or (settings.compress == "text" and file.suffix in TEXT):
+                packing_began_s = time.perf_counter()
+                stored_as = f"{file.name}.zst"
+                stored = _pack(file, packed / stored_as)
+                entry = entry_of(stored)
+                packing_s += time.perf_counter() - packing_began_s
+            try:
+                self.store.put(stored, f"{one.name}/{stored_as}", entry["sha256"])
+            finally:
+                if stored != file:
+                    stored.unlink()
+            files[file.name] = StoredFile(here["bytes"], here["sha256"], stored_as, entry["bytes"], entry["sha256"])
+        found = StoredSet(one.name, settings.run, one.step, files, one.held_out_loss)
+        self.store.put_manifest(f"{one.name}/{COMPLETE}", {"format": FORMAT, **to_plain(found)})
+        return Upload(found.bytes, found.stored_bytes, time.perf_counter() - began_s, packing_s)
+
+    def keep_only(self, newest: int, every: int) -> list[str]:
+        """Delete all checkpoints but the newest, the best, each multiple of `every` steps and what is being read.
+
+        Return the names of the deleted ones.
+        """
+        sets = sorted((one for one in self.sets().values() if one.is_checkpoint), key=lambda one: one.step)
+        losses = [one.held_out_loss for one in sets if one.held_out_loss is not None]
+        kept = {one.name for one in sets[-newest:]} | {one.name for one in sets if (every and one.step % every == 0) or (
+            losses and one.held_out_loss == min(losses))}
+        old = [one.name for one in sets if one.name not in kept]
+        gone = [name for name in old if name not in self._being_read()] if old else []
+        for name in gone:
+            self.remove(name)
+        return gone
+
+    def remove(self, name: str) -> None:
+        """Delete a set, MIRROR.json first: half a deletion must not look like a set."""
+        self.store.delete(f"{name}/{COMPLETE}")
+        for other in self.store.names(name):
+            self.store.delete(other)
+
+    # ---------------------------------------------------------------------------------------- and back
+
+    def fetch(self, one: StoredSet, folder: Path, only: Collection[str] | None = None) -> None:
+        """Download a set's files, or `only` some of them, into a folder, and check each. Raises RunFailed for damaged ones."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._reading(one.name) if only is None else contextlib.nullcontext():
+            for name, file in one.files.items():
+                if only is None or name in only:
+                    self._fetch_file(one, name, file, folder / name)
+
+    def _fetch_file(self, one: StoredSet, name: str, file: StoredFile, to: Path) -> None:
+        written = 0
+        with open(to, "wb") as out, self.store.open(f"{one.name}/{file.stored_as}") as content:
+            for chunk in _chunks(content, packed=file.stored_as != name):
+                written += len(chunk)
+                if written > file.bytes:     # more than was stored: the rest is not even looked at
+                    break
+                out.write(chunk)
+        if (found := entry_of(to)) != {"bytes": file.bytes, "sha256": file.sha256}:
+            raise RunFailed(f"{self.store.address}/{one.name}/{file.stored_as} is damaged in the store: "
+                            f"{found['bytes']:,} bytes with another sha256, where {file.bytes:,} were stored")
+        sync(to)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Say in the store that a set is being read, where the store may be written."""
+        said = f"{READING}{name}-{secrets.token_hex(4)}"
+        try:
+            self.store.put_manifest(said, {"set": name, "time": time.time()})
+        except Exception:                    # a store for reading only: nobody deletes there
+            said = ""
+        try:
+            yield
+        finally:
+            if said:
+                with contextlib.suppress(OSError):
+                    self.store.delete(said)
+
+    def _being_read(self) -> set[str]:
+        found = [self.store.read_manifest(name) or {} for name in self.store.names() if name.startswith(READING)]
+        return {str(one.get("set")) for one in found if time.time() - float(one.get("time", 0)) < READING_S}
+
+
+def newest_first(sets: Mapping[str, StoredSet]) -> Sequence[StoredSet]:
+    """Return the checkpoints among the sets."""
+    return sorted((one for one in sets.values() if one.is_checkpoint), key=lambda one: -one.step)
+
+
+def _read(name: str, found: Mapping[str, Any] | None) -> StoredSet | None:
+    """Return the set that a MIRROR.json describes; None where it describes none, or one that no run has written."""
+    try:
+        if found is None or found["format"] != FORMAT or found["name"] != name:
+            return None
+        files = {file: StoredFile(**entry) for file, entry in found["files"].items()}
+        if not all(NAME.fullmatch(one) for one in (name, *files, *(entry.stored_as for entry in files.values()))):
+            return None
+        loss = found["held_out_loss"]
+        return StoredSet(name, str(found["run"]), int(found["step"]), files, None if loss is None else float(loss))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------ compression
+
+
+def _pack(file: Path, to: Path) -> Path:
+    import zstandard
+
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "rb") as content, open(to, "wb") as out:
+        zstandard.ZstdCompressor(LEVEL).copy_stream(content, out, size=file.stat().st_size)
+    return to
+
+
+def _chunks(content: BinaryIO, *, packed: bool) -> Iterator[bytes]:
+    """Yield the bytes of an object, unpacked. Raises RunFailed for a damaged one."""
+    import zstandard
+
+    source = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(content) if packed else content
+    try:
+        while chunk := source.read(READ_BYTES):
+            yield chunk
+    except zstandard.ZstdError as error:
+        raise RunFailed(f"a compressed file in the store is damaged ({error})") from None

@@ -1,0 +1,208 @@
+"""Objects in a store, by way of fsspec: written and verified, read, listed and deleted; and which errors pass by themselves."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from powertrain.records import WrongUse
+from powertrain.records.addresses import check_address
+from powertrain.records.json_files import replace_file, sync
+
+READ_BYTES = 8 << 20
+PART_BYTES, MOST_PARTS = 16 << 20, 9_000     # of an upload in parts to S3, which takes 10,000
+MANIFEST_BYTES = 1 << 20                     # at most; longer ones are not read
+EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "sftp": "sftp"}        # of pip install 'powertrain[NAME]'
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "file": {"auto_mkdir": True},
+    "s3": {"use_listings_cache": False, "config_kwargs": {"connect_timeout": 10, "read_timeout": 60}}}
+# what a person has to mend; the rest may pass by itself
+NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "UnauthorizedSSOTokenError",
+                  "DefaultCredentialsError", "AuthenticationException", "LocalTokenNotFoundError", "ClientAuthenticationError",
+                  "SSOTokenLoadError", "ProfileNotFound"}
+FULL_OR_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class Store:
+    """The objects under an address. Every method raises what fsspec and its back end raise: see `cure_of`."""
+
+    def __init__(self, address: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self.address = check_address(address)
+        self.scheme = self.address.partition("://")[0]
+        try:
+            self.files, self._root = url_to_fs(self.address, **OPTIONS.get(self.scheme, {}))
+        except ImportError as error:
+            extra = EXTRAS.get(self.scheme)
+            raise WrongUse(f"{self.scheme}:// needs a library that is not installed ({error.name or error}); "
+                           f"`pip install 'powertrain[{extra}]'` installs it") from None
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def put(self, file: Path, name: str, sha256: str) -> None:
+        """Store a file, and return once the store holds these very bytes. What it holds already is not sent again."""
+        if self._holds(file, name, sha256):
+            return
+        path = self._path(name)
+        if self.scheme == "sftp":
+            self.files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        parts = {"chunksize": part_bytes(file.stat().st_size), "max_concurrency": 2} if self.scheme == "s3" else {}
+        self.files.put_file(str(file), path, **parts)
+        if self.scheme == "file":
+            sync(Path(path))
+            sync(Path(path).parent)
+        if not self._holds(file, name, sha256):
+            raise OSError(errno.EIO, "the store holds other bytes than were sent")
+
+    def _holds(self, file: Path, name: str, sha256: str) -> bool:
+        """Return whether the store has these bytes: by the checksum that it has computed itself, else by reading them back."""
+        info = self._info(name)
+        if info is None or info["size"] != file.stat().st_size:
+            return False
+        return self._is_told(info, file, sha256) or hash_of(self.chunks(name)) == sha256
+
+    def _is_told(self, info: Mapping[str, Any], file: Path, sha256: str) -> bool:
+        if self.scheme == "s3":              # one that is encrypted with a key of its own has another ETag, and is read back
+            return bool(info.get("ETag", "").strip('"') == etag_of(file))
+        if self.scheme == "gs":
+            return info.get("md5Hash") == base64.b64encode(_md5(file)).decode()
+        return self.scheme == "hf" and (info.get("lfs") or {}).get("sha256") == sha256
+
+    def _info(self, name: str) -> Mapping[str, Any] | None:
+        self.files.invalidate_cache()
+        try:
+            return dict(self.files.info(self._path(name)))
+        except FileNotFoundError:
+            return None
+
+    def put_manifest(self, name: str, value: Mapping[str, Any]) -> None:
+        """Store a small JSON object, once, and verify it. Raises WrongUse where another one is there."""
+        content = (json.dumps(value, indent=1) + "\n").encode()
+        there = self.read_manifest(name)
+        if there is None:
+            if self.scheme == "file":
+                replace_file(Path(self._path(name)), content)
+            else:
+                self.files.pipe_file(self._path(name), content)
+            there = self.read_manifest(name)
+        if there != value:
+            raise WrongUse(f"{self.address}/{name} was written by somebody else; use another mirror or another name")
+
+    def read_manifest(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object of that name; None where there is none, or none that is whole."""
+        info = self._info(name)
+        if info is None or info["size"] > MANIFEST_BYTES:
+            return None
+        try:
+            found = json.loads(b"".join(self.chunks(name)))
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """Return a context that opens an object for reading."""
+        found: contextlib.AbstractContextManager[BinaryIO] = self.files.open(self._path(name), "rb", block_size=READ_BYTES)
+        return found
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        with self.open(name) as file:
+            while chunk := file.read(READ_BYTES):
+                yield chunk
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of all objects in a folder of the store."""
+        self.files.invalidate_cache()
+        path = self._path(folder) if folder else self._root
+        try:
+            found = self.files.find(path)
+        except FileNotFoundError:
+            return []
+        return sorted(name[len(self._root):].lstrip("/") for name in found)
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.files.rm_file(self._path(name))
+
+    def probe(self, folder: str) -> None:
+        """Write, read and delete a small object."""
+        name, content = f"{folder}/.probe-{secrets.token_hex(4)}", secrets.token_bytes(16)
+        self.files.pipe_file(self._path(name), content)
+        try:
+            if b"".join(self.chunks(name)) != content:
+                raise OSError(errno.EIO, "the store gave back other bytes than were sent")
+        finally:
+            self.files.rm_file(self._path(name))
+
+    def drop_unfinished(self) -> None:
+        """Delete the parts of uploads to S3 that a crash has left, which are paid for and not listed."""
+        if self.scheme == "s3":
+            bucket, _, prefix = self._root.partition("/")
+            for upload in self.files.list_multipart_uploads(bucket):
+                if upload["Key"].startswith(f"{prefix}/"):
+                    self.files.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+
+
+# ------------------------------------------------------------------------------------------------ checksums
+
+
+def hash_of(chunks: Iterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def part_bytes(size_bytes: int) -> int:
+    """Return the size of the parts in which a file goes to S3."""
+    return max(PART_BYTES, -(-size_bytes // MOST_PARTS))
+
+
+def etag_of(file: Path) -> str:
+    """Return the ETag that S3 gives a file: the md5 of its bytes, or of the md5 sums of its parts, and their number."""
+    size_bytes = file.stat().st_size
+    part = part_bytes(size_bytes)
+    if size_bytes < 2 * part:                # s3fs sends it whole
+        return _md5(file).hex()
+    with open(file, "rb") as content:
+        sums = [hashlib.md5(chunk, usedforsecurity=False).digest() for chunk in iter(lambda: content.read(part), b"")]
+    return f"{hashlib.md5(b''.join(sums), usedforsecurity=False).hexdigest()}-{len(sums)}"
+
+
+def _md5(file: Path) -> bytes:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).digest()
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def cure_of(error: BaseException, address: str) -> str | None:
+    """Return what a person has to do about an error of a store; None for one that may pass by itself."""
+    if isinstance(error, FileNotFoundError):
+        return f"make the bucket or folder of {address} first, or name another mirror"
+    if isinstance(error, PermissionError):
+        return f"give these credentials the right to read, write and delete in {address}, or renew them"
+    if type(error).__name__ in NO_CREDENTIALS:
+        return f"sign in to the store of {address} as its own tools do (environment, credentials file or key)"
+    if isinstance(error, OSError) and error.errno in FULL_OR_CLOSED:
+        return f"free space in {address}, or make it writable"
+    if isinstance(error, WrongUse):
+        return "nothing was overwritten"
+    return None if isinstance(error, OSError | TimeoutError) or type(error).__module__.partition(".")[0] in (
+        "aiohttp", "botocore", "aiobotocore", "httpx", "requests", "google", "gcsfs", "azure", "paramiko", "urllib3",
+        "huggingface_hub") else "this is a fault of powertrain or of the store's library: please report it"
+
+
+def told(error: BaseException) -> str:
+    """Return an error in a few words, without the addresses and headers that libraries add, which may hold secrets."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return text.splitlines()[0].partition("?")[0][:200]

@@ -1,0 +1,121 @@
+"""What waits to be uploaded, on the run's own disk: it outlives the processes, and what the run deletes meanwhile.
+
+    mirror/settings.json            where the run is mirrored, and how
+    mirror/waiting/step-000120/     the files of a checkpoint and of the run as it was then, and waiting.json, written last
+    mirror/events.jsonl             what the uploading process has to say
+
+The files are hard links where the disk has them, so that nothing is copied, and the training may delete a checkpoint that is
+being uploaded. A folder that is gone was uploaded and verified, or a newer one has taken its place.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from powertrain.records import to_plain
+from powertrain.records.errors import WrongUse
+from powertrain.records.json_files import read_json, sync, write_json
+
+FOLDER, ABOUT, SETTINGS, EVENTS = "mirror", "waiting.json", "settings.json", "events.jsonl"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a run is mirrored, and how."""
+
+    address: str                             # of the run's own folder in the store
+    run: str                                 # that no other run has
+    keep: int = 3                            # newest checkpoints kept there, besides the best
+    keep_every: int = 0                      # and those of each multiple of so many steps
+    compress: str = "text"                   # text, all or none
+
+    def write(self, run: Path) -> None:
+        write_json(run / FOLDER / SETTINGS, to_plain(self))
+
+
+def settings_of(run: Path) -> Settings | None:
+    """Return the settings of a run that has a mirror. Raises WrongUse for damaged ones."""
+    path = run / FOLDER / SETTINGS
+    if not path.is_file():
+        return None
+    try:
+        return Settings(**read_json(path))
+    except TypeError:
+        raise WrongUse(f"{path} was changed by hand; delete it, and continue the run with mirror=ADDRESS") from None
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A set of files that waits: a checkpoint, the final model, or what the run was made from."""
+
+    path: Path
+    name: str
+    step: int
+    held_out_loss: float | None = None
+
+    def files(self) -> list[Path]:
+        return sorted(file for file in self.path.iterdir() if file.name != ABOUT)
+
+    def is_wanted(self, others: Sequence[Waiting], keep_every: int) -> bool:
+        """Return whether it is uploaded although newer checkpoints wait: the best of them, or one that is kept for ever."""
+        steps = [one for one in others if one.name.startswith("step-")]
+        if self not in steps or self.step == max(one.step for one in steps):
+            return True
+        losses = [one.held_out_loss for one in steps if one.held_out_loss is not None]
+        return bool((keep_every and self.step % keep_every == 0) or (losses and self.held_out_loss == min(losses)))
+
+
+def add(run: Path, name: str, files: Mapping[str, Path], *, step: int, held_out_loss: float | None = None) -> None:
+    """Let a set wait, durably. Raises OSError; one that waits already stays."""
+    folder = run / FOLDER / "waiting"
+    final, draft = folder / name, folder / f".{name}-{os.getpid()}.tmp"
+    if final.exists():
+        return
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        for stored_as, file in files.items():
+            _link_or_copy(file, draft / stored_as)
+        write_json(draft / ABOUT, {"name": name, "step": step, "held_out_loss": held_out_loss})
+        os.rename(draft, final)
+        sync(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _link_or_copy(file: Path, to: Path) -> None:
+    if file.suffix != ".jsonl":              # a log grows: it is copied as it is now
+        try:
+            os.link(file, to)
+            return
+        except OSError:                      # a disk without hard links
+            pass
+    shutil.copyfile(file, to)
+    sync(to)
+
+
+def all_waiting(run: Path) -> list[Waiting]:
+    """Return the sets that wait, the one to upload first at the beginning: material, then the newest."""
+    found = []
+    folder = run / FOLDER / "waiting"
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not path.name.startswith(".") and (path / ABOUT).is_file():
+            about = read_json(path / ABOUT)
+            found.append(Waiting(path, about["name"], about["step"], about.get("held_out_loss")))
+    return sorted(found, key=lambda one: (one.name != "material", -one.step, one.name))
+
+
+def remove(one: Waiting) -> None:
+    """Forget a set that is in the store, or whose place a newer one has taken."""
+    (one.path / ABOUT).unlink(missing_ok=True)           # first: half a deletion must not look like a set
+    shutil.rmtree(one.path, ignore_errors=True)
