@@ -233,11 +233,6 @@ def _rename(temporary: Path, final: Path, step: int, files: Mapping[str, Any]) -
     sync(final.parent)
 
 
-
-
-
-
-
 def load_checkpoint(checkpoint: Path, state: State) -> None:
     """Put a verified checkpoint into `state`: weights, optimizer, loss scale and counters.
 
@@ -264,8 +259,6 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
     state.clipped_steps.fill_(plain["clipped_steps"])
     if plain["scaler"]:
         state.scaler.load_state_dict(plain["scaler"])
-
-
 
 
 def _read_moment(moments: Stored, name: str, parameter: nn.Parameter) -> Tensor:
