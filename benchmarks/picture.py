@@ -13,12 +13,10 @@ from powertrain.records import timeline
 from powertrain.records.event_log import read_events
 from powertrain.report import run_figures
 from powertrain.report.chart import Plot
-from powertrain.report.drawing import draw
-from powertrain.report.formats import style
+from powertrain.report.formats import svg_file
 from powertrain.report.page import Missing
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "run.svg"
-WIDTH_PX = 640.0
 
 
 def drawing(run: Path) -> str:
@@ -27,10 +25,7 @@ def drawing(run: Path) -> str:
     if isinstance(figure, Missing) or not isinstance(figure.drawings[0], Plot):
         raise ValueError(f"{run} has no loss curve")
     plot = replace(figure.drawings[0], title=figure.title)
-    found = draw(plot, WIDTH_PX, name="run", title=figure.title, description=figure.description)
-    first, _, rest = found.partition(">")
-    sheet = f"svg{{background:var(--paper);font-family:system-ui,sans-serif}}{style('drawing.css')}"
-    return f'{first} xmlns="http://www.w3.org/2000/svg"><style>{sheet}</style>{rest}\n'
+    return svg_file(plot, title=figure.title, description=figure.description)
 
 
 if __name__ == "__main__":

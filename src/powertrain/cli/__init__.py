@@ -56,9 +56,9 @@ app = group(
     callback=first_options, result_callback=exit_with)
 app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", {
     "list": reporting.list_runs, "show": reporting.show, "compare": reporting.compare}))
-app.add_typer(name="checkpoints", typer_instance=group("List, verify, compare and delete a run's checkpoints.", {
+app.add_typer(name="checkpoints", typer_instance=group("List, verify, compare, upload, fetch and delete a run's checkpoints.", {
     "list": checkpoints.list_all, "show": checkpoints.show, "verify": checkpoints.verify, "compare": checkpoints.compare,
-    "prune": checkpoints.prune}))
+    "plot": checkpoints.plot, "upload": checkpoints.upload, "fetch": checkpoints.fetch, "prune": checkpoints.prune}))
 app.add_typer(name="data", typer_instance=group("Check, show and prepare data before training.", {
     "check": data.check, "show": data.show, "prepare": data.prepare, "join": data.join}))
 app.add_typer(name="claims", typer_instance=group("List and measure the speed claims of five training systems.", {

@@ -1,14 +1,20 @@
-"""`powertrain checkpoints`: what a run's checkpoints say of themselves, whether they are whole, and how two differ."""
+"""`powertrain checkpoints`: those of a run's folder or of its mirror: what they say, whether they are whole, to and fro."""
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.options import Json, Run
-from powertrain.records import WrongUse, to_plain
+from powertrain.cli.options import Json, Place, Run, say
+from powertrain.records import NotDurable, WrongUse, to_plain
+from powertrain.records.addresses import EXAMPLE, check_address, is_address
+from powertrain.records.errors import DONE
+from powertrain.records.events import Event, Uploaded
+from powertrain.records.json_files import replace_file
 from powertrain.records.sizes import memory
 from powertrain.report.words import count
 
@@ -19,49 +25,52 @@ Step = Annotated[int | None, typer.Option(help="Step of the checkpoint (default:
 MOST_CHANGED = 5             # weights that `compare` names
 
 
-def list_all(run: Run, as_json: Json = False) -> None:
+def list_all(run: Place, as_json: Json = False) -> None:
     """List the checkpoints of a run."""
-    from powertrain.run.checkpoints import found_in
+    from powertrain.run.checkpoints import in_mirror, opened
 
-    found = found_in(run)
-    if as_json:
-        for one in found:
-            screen.print_json({"event": "checkpoint", **_plain(one)})
-        return
-    marks = {}
-    for one in sorted((one for one in found if one.held_out_loss is not None), key=lambda one: one.held_out_loss or 0.0):
-        if one.wrong() is None:
-            marks[one.step] = "lowest held-out loss"
-            break
-        marks[one.step] = f"not whole: `powertrain checkpoints verify {run}`"
-    screen.print_rows([("step", "saved", "loss", "held-out loss", "tokens/s", "size", ""), *[
-        (f"{one.step:,}", str(one.about.get("saved", "")), _number(one.number("loss")), _number(one.held_out_loss),
-         _number(one.number("tokens_per_s")), memory(one.bytes), marks.get(one.step, "")) for one in found]])
+    with opened(run) as found:
+        if as_json:
+            for one in found:
+                screen.print_json({"event": "checkpoint", **_plain(one)})
+            return
+        marks = {}
+        for one in sorted((one for one in found if one.held_out_loss is not None), key=lambda one: one.held_out_loss or 0.0):
+            if is_address(run) or one.wrong() is None:
+                marks[one.step] = "lowest held-out loss"
+                break
+            marks[one.step] = f"not whole: `powertrain checkpoints verify {run}`"
+        mirrored = {} if is_address(run) else in_mirror(Path(run))
+        screen.print_rows([("step", "saved", "loss", "held-out loss", "tokens/s", "size", "", ""), *[
+            (f"{one.step:,}", str(one.about.get("saved", "")), _number(one.number("loss")), _number(one.held_out_loss),
+             _number(one.number("tokens_per_s")), memory(one.bytes), marks.get(one.step, ""), mirrored.get(one.path.name, ""))
+            for one in found]])
 
 
-def show(run: Run, step: Step = None, as_json: Json = False) -> None:
+def show(run: Place, step: Step = None, as_json: Json = False) -> None:
     """Show what a checkpoint says of itself, and its files."""
-    from powertrain.run.checkpoints import one_of
+    from powertrain.run.checkpoints import one_of, opened
 
-    one = one_of(run, step)
-    files = {file.name: file.stat().st_size for file in sorted(one.path.iterdir())}
+    with opened(run) as found:
+        one = one_of(found, step)
     rows = [(key, _number(value)) for key, value in one.about.items() if not isinstance(value, dict)]
     rows += [(key, ", ".join(f"{name} {_number(part)}" for name, part in value.items()))
              for key, value in one.about.items() if isinstance(value, dict) and value]
-    screen.tell({"event": "checkpoint", **_plain(one), "files": files},
-                [*rows, *((name, memory(size)) for name, size in files.items())], as_json=as_json)
+    screen.tell({"event": "checkpoint", **_plain(one)},
+                [*rows, *((name, memory(size)) for name, size in one.files.items())], as_json=as_json)
 
 
-def verify(run: Run, as_json: Json = False) -> int:
+def verify(run: Place, as_json: Json = False) -> int:
     """Check every file of every checkpoint.
 
     Each file is read and held against its sha256. The exit code is 1 if a checkpoint is not whole.
     """
-    from powertrain.run.checkpoints import found_in
+    from powertrain.run.checkpoints import verified
 
-    found = [(one, one.wrong()) for one in found_in(run)]
-    for one, why in found:
-        screen.tell({"event": "checkpoint", "path": str(one.path), "whole": why is None, "why_not": why},
+    found = []
+    for one, why in verified(run):
+        found.append((one, why))
+        screen.tell({"event": "checkpoint", "path": one.place, "whole": why is None, "why_not": why},
                     [(one.path.name, "whole" if why is None else f"not whole: {why}")], as_json=as_json)
     whole = [one.path.name for one, why in found if why is None]
     if len(whole) == len(found):
@@ -73,19 +82,20 @@ def verify(run: Run, as_json: Json = False) -> int:
     return screen.FAILED
 
 
-def compare(run: Run, first: Annotated[int, typer.Argument(help="Step of the first checkpoint.")],
+def compare(run: Place, first: Annotated[int, typer.Argument(help="Step of the first checkpoint.")],
             second: Annotated[int, typer.Argument(help="Step of the second checkpoint.")], as_json: Json = False) -> None:
     """Show how two checkpoints of a run differ.
 
     Their losses and speed, and how far the weights moved.
     """
-    from powertrain.run.checkpoints import changes, found_in, one_of
+    from powertrain.run.checkpoints import changes, one_of, opened
 
-    if first == second:
-        steps = ", ".join(str(one.step) for one in found_in(run))
-        raise WrongUse(f"step {first} is named twice; name two checkpoints of {run}, of the steps {steps}")
-    before, after = one_of(run, first), one_of(run, second)
-    moved = changes(before, after)
+    with opened(run, whole=(first, second) if first != second else ()) as found:
+        if first == second:
+            steps = ", ".join(str(one.step) for one in found)
+            raise WrongUse(f"step {first} is named twice; name two checkpoints of {run}, of the steps {steps}")
+        before, after = one_of(found, first), one_of(found, second)
+        moved = changes(before, after)
     if as_json:
         screen.print_json({"event": "comparison", "first": _plain(before), "second": _plain(after), "moved": moved})
         return
@@ -99,24 +109,79 @@ def compare(run: Run, first: Annotated[int, typer.Argument(help="Step of the fir
                        *(("", name, f"{moved[name]:.3%}") for name in most)])
 
 
-def prune(run: Run, keep: Annotated[int, typer.Option(min=1, help="Number of the newest checkpoints that stay.")],
+def plot(run: Place, output: Annotated[Path, typer.Option(help="File to write.")] = Path("losses.svg")) -> None:
+    """Draw the losses of a run's checkpoints as an SVG file."""
+    from powertrain.report.losses import losses_svg
+    from powertrain.run.checkpoints import opened
+
+    with opened(run) as found:
+        rows = [(one.step, one.number("loss"), one.held_out_loss) for one in found]
+    if not any(value is not None for row in rows for value in row[1:]):
+        raise WrongUse(f"the checkpoints of {run} tell no loss; `powertrain report {run}` draws what its events tell")
+    try:
+        replace_file(output, losses_svg(run, rows).encode())
+    except OSError as error:
+        raise WrongUse(f"{output} cannot be written ({error.strerror or error}); name another file with --output") from None
+    screen.print_rows([("Written", str(output))])
+
+
+def upload(run: Run, to: Annotated[str | None, typer.Option(help=f"Address of another mirror, such as {EXAMPLE}.")] = None,
+           step: Annotated[int | None, typer.Option(help="Step of one checkpoint (default: the newest, the one with the lowest "
+                                                         "held-out loss, and the model).")] = None,
+           as_json: Json = False) -> int:
+    """Upload the checkpoints of a run that is not training to its mirror.
+
+    Each object is verified there. The exit code is 3 while something is not.
+    """
+    from powertrain.records.event_log import to_line
+    from powertrain.report.result import said
+    from powertrain.run.checkpoints import upload as upload_run
+    from powertrain.run.folder import existing, locked
+
+    def listener(event: Event) -> None:
+        if as_json:
+            screen.print_json(to_line(event))
+        elif isinstance(event, Uploaded):
+            screen.print_rows([("Uploaded", f"{event.name}, {memory(event.bytes)}"),
+                               *(("Deleted", f"{name}, in the mirror") for name in event.deleted)])
+        elif (text := said(event)) is not None:
+            say(text)
+
+    with locked(existing(run)):
+        return DONE if upload_run(run, to, step, listener) else NotDurable.exit_code
+
+
+def fetch(address: Annotated[str, typer.Argument(help=f"Address of the run in its mirror, such as {EXAMPLE}/RUN.")],
+          output: Annotated[Path | None, typer.Option(help="Folder for the run (default: runs/RUN).")] = None,
+          step: Annotated[int | None, typer.Option(help="Step of the checkpoint (default: the newest).")] = None) -> None:
+    """Fetch a run from its mirror: a checkpoint, what the run goes on from, and its model."""
+    from powertrain.mirror.returning import bring_back
+    from powertrain.run.folder import RUNS
+
+    to = output or RUNS / check_address(address).rpartition("/")[2]
+    bring_back(address, to, say, step)
+    screen.print_rows([("Fetched", str(to)), ("Continue", f"powertrain train --resume {to}")])
+
+
+def prune(run: Place, keep: Annotated[int, typer.Option(min=1, help="Number of the newest checkpoints that stay.")],
+          keep_every: Annotated[int, typer.Option(min=0, help="In a mirror, those of each multiple of so many steps stay too."
+                                                  )] = 0,
           as_json: Json = False) -> None:
-    """Delete old checkpoints of a run that is not training.
+    """Delete old checkpoints of a run that is not training, in its folder or in its mirror.
 
     The newest checkpoints and the one with the lowest held-out loss stay.
     """
     from powertrain.run.checkpoints import prune as prune_run
     from powertrain.run.folder import existing, locked
 
-    with locked(existing(run)):
-        gone = prune_run(run, keep)
-    screen.tell({"event": "pruned", "deleted": [str(one.path) for one in gone]},
-                [("Deleted", f"{one.path.name}, {memory(one.bytes)}") for one in gone] or [("Deleted", "nothing")],
-                as_json=as_json)
+    with contextlib.nullcontext() if is_address(run) else locked(existing(Path(run))):
+        gone = prune_run(run, keep, keep_every)
+    screen.tell({"event": "pruned", "deleted": gone}, [("Deleted", name) for name in gone or ["nothing"]], as_json=as_json)
 
 
 def _plain(one: Checkpoint) -> dict[str, Any]:
-    return {**to_plain(one), "path": str(one.path)}
+    plain = to_plain(one)
+    return {**plain, "path": plain.pop("place")}
 
 
 def _number(value: object) -> str:

@@ -34,6 +34,8 @@ Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the rando
 System = Annotated[str | None, typer.Option(help="System text of the conversation.")]
 Budget = Annotated[str, typer.Option(help="Time to spend, such as 90s, 10m or 1h.")]
 StudyName = Annotated[str | None, typer.Option("--study", help="Name of the folder in studies/ (default: DATE_COMMAND).")]
+Place = Annotated[str, typer.Argument(metavar="RUN", help="Folder of the run, or its address in a mirror, such as "
+                                      "s3://bucket/prefix/RUN.")]
 Run = Annotated[Path, typer.Argument(help="Folder of the run.")]
 
 

@@ -13,14 +13,17 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store, cure_of, told
 from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, Waiting, all_waiting, remove, settings_of
-from powertrain.records import NotDurable, WrongUse, events
+from powertrain.records import NotDurable, events
 from powertrain.records.errors import DONE
 from powertrain.records.event_log import EventLog
+
+Listener = Callable[[events.Event], None]
 
 LOOK_EVERY_S = 0.5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0  # between two tries: twice as long each time, by chance up to that
@@ -54,8 +57,8 @@ class Orders:
 class Uploader:
     """Uploads what waits, one set after the other, and tells what happened in a log of its own."""
 
-    def __init__(self, run: Path, settings: Settings, orders: Orders) -> None:
-        self.run, self.settings, self.orders = run, settings, orders
+    def __init__(self, run: Path, settings: Settings, orders: Orders, listener: Listener = lambda event: None) -> None:
+        self.run, self.settings, self.orders, self.listener = run, settings, orders, listener
         self.log = EventLog(run / FOLDER / EVENTS)
         self._shelf: Shelf | None = None
         self._said: tuple[str, str] | None = None        # the last failure: each is told once
@@ -105,7 +108,7 @@ class Uploader:
         for one in sets:
             if not one.is_wanted(sets, self.settings.keep_every):
                 remove(one)
-                newer = max(sets, key=lambda other: other.step)
+                newer = max((other for other in sets if other.name.startswith("step-")), key=lambda other: other.step)
                 self._tell(events.UploadSkipped(step=one.step, name=one.name, newer=newer.name))
         return next((one for one in sets if one.path.exists()), None)
 
@@ -128,21 +131,21 @@ class Uploader:
     def _tell(self, event: events.Event) -> None:
         self.log.write(event)
         self.log.flush(durable=True)
+        self.listener(event)
 
 
-def upload_all(run: Path) -> bool:
-    """Upload what waits in a run now; return whether all of it is in the store and verified. Raises WrongUse."""
+def upload_all(run: Path, listener: Listener) -> bool:
+    """Upload what waits in a run that has a mirror; return whether all of it is in the store and verified."""
     settings = settings_of(run)
-    if settings is None:
-        raise WrongUse(f"{run} has no mirror; continue it with `powertrain train --resume {run} mirror=ADDRESS`")
-    return Uploader(run, settings, Orders(over=True)).work()
+    assert settings is not None
+    return Uploader(run, settings, Orders(over=True), listener).work()
 
 
 def main(run: Path) -> int:
     with contextlib.suppress(AttributeError, OSError):
         os.nice(19)                          # it takes what the training leaves
     settings = settings_of(run)
-    assert settings is not None, "the training writes them first"
+    assert settings is not None              # the training writes them first
     orders = Orders()
     orders.listen()
     return DONE if Uploader(run, settings, orders).work() else NotDurable.exit_code

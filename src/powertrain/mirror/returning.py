@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from powertrain.mirror.shelf import Shelf, StoredSet, newest_first
@@ -26,7 +26,7 @@ def shelf_at(address: str) -> Iterator[tuple[Shelf, dict[str, StoredSet]]]:
         store = Store(address)
         shelf = Shelf(store)
         if not (sets := shelf.sets()):
-            runs = sorted({name.split("/")[0] for name in store.names() if name.count("/") > 1})
+            runs = sorted({name.split("/")[0] for name in store.sizes() if name.count("/") > 1})
             holds = f"; it holds the runs {', '.join(runs[:8])}, such as {store.address}/{runs[0]}" if runs else ""
             raise WrongUse(f"{store.address} holds no run with a complete checkpoint{holds}")
         yield shelf, sets
@@ -62,7 +62,7 @@ def bring_back(address: str, to: Path, say: Say, step: int | None = None) -> Non
             for one in checkpoint_at(sets, step):
                 shutil.rmtree(draft, ignore_errors=True)
                 say(f"fetching {one.name} from {shelf.store.address}")
-                if (why := _fetch(shelf, one, draft)) is None:
+                if (why := fetched(shelf, one, draft)) is None:
                     break
                 say(f"passed over {one.name}: {why}")
             else:
@@ -80,8 +80,8 @@ def bring_back(address: str, to: Path, say: Say, step: int | None = None) -> Non
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _fetch(shelf: Shelf, one: StoredSet, run: Path) -> str | None:
-    """Fetch a checkpoint into a run's folder; return what is wrong with it."""
+def fetched(shelf: Shelf, one: StoredSet, run: Path) -> str | None:
+    """Fetch a checkpoint into a run's folder, with the run's own files; return what is wrong with it."""
     checkpoint = run / "checkpoints" / one.name
     try:
         shelf.fetch(one, checkpoint)
@@ -92,11 +92,3 @@ def _fetch(shelf: Shelf, one: StoredSet, run: Path) -> str | None:
             os.rename(checkpoint / name, run / name)
     return what_is_wrong(checkpoint)
 
-
-def fetch_parts(address: str, to: Path, only: Collection[str]) -> dict[str, StoredSet]:
-    """Fetch some files of each checkpoint into a run's folder `to`, for those who only look; return the sets by name."""
-    with shelf_at(address) as (shelf, sets):
-        found = {one.name: one for one in newest_first(sets)}
-        for name, one in found.items():
-            shelf.fetch(one, to / "checkpoints" / name, only)
-        return found

@@ -38,7 +38,6 @@ class StoredFile:
     sha256: str
     stored_as: str
     stored_bytes: int
-    stored_sha256: str
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,12 @@ class Shelf:
         self.store = store
 
     def sets(self) -> dict[str, StoredSet]:
-        """Return the complete sets by name. What has no whole MIRROR.json was never finished, and does not count."""
-        found = {}
-        for name in self.store.names():
+        """Return the complete sets by name: with a whole MIRROR.json, and all objects that it lists at their sizes."""
+        found, sizes = {}, self.store.sizes()
+        for name in sizes:
             folder, _, file = name.partition("/")
-            if file == COMPLETE and (read := _read(folder, self.store.read_manifest(name))) is not None:
+            if (file == COMPLETE and (read := _read(folder, self.store.read_manifest(name))) is not None
+                    and all(sizes.get(f"{folder}/{one.stored_as}") == one.stored_bytes for one in read.files.values())):
                 found[folder] = read
         return found
 
@@ -123,7 +123,7 @@ class Shelf:
             finally:
                 if stored != file:
                     stored.unlink()
-            files[file.name] = StoredFile(here["bytes"], here["sha256"], stored_as, entry["bytes"], entry["sha256"])
+            files[file.name] = StoredFile(here["bytes"], here["sha256"], stored_as, entry["bytes"])
         found = StoredSet(one.name, settings.run, one.step, files, one.held_out_loss)
         self.store.put_manifest(f"{one.name}/{COMPLETE}", {"format": FORMAT, **to_plain(found)})
         return Upload(found.bytes, found.stored_bytes, time.perf_counter() - began_s, packing_s)
@@ -146,7 +146,7 @@ class Shelf:
     def remove(self, name: str) -> None:
         """Delete a set, MIRROR.json first: half a deletion must not look like a set."""
         self.store.delete(f"{name}/{COMPLETE}")
-        for other in self.store.names(name):
+        for other in self.store.sizes(name):
             self.store.delete(other)
 
     # ---------------------------------------------------------------------------------------- and back
@@ -167,9 +167,9 @@ class Shelf:
                 if written > file.bytes:     # more than was stored: the rest is not even looked at
                     break
                 out.write(chunk)
-        if (found := entry_of(to)) != {"bytes": file.bytes, "sha256": file.sha256}:
-            raise RunFailed(f"{self.store.address}/{one.name}/{file.stored_as} is damaged in the store: "
-                            f"{found['bytes']:,} bytes with another sha256, where {file.bytes:,} were stored")
+        if entry_of(to) != {"bytes": file.bytes, "sha256": file.sha256}:
+            raise RunFailed(f"{self.store.address}/{one.name}/{file.stored_as} is damaged: its size or its sha256 is not that of "
+                            "the file that was stored")
         sync(to)
 
     @contextlib.contextmanager
@@ -188,7 +188,7 @@ class Shelf:
                     self.store.delete(said)
 
     def _being_read(self) -> set[str]:
-        found = [self.store.read_manifest(name) or {} for name in self.store.names() if name.startswith(READING)]
+        found = [self.store.read_manifest(name) or {} for name in self.store.sizes() if name.startswith(READING)]
         return {str(one.get("set")) for one in found if time.time() - float(one.get("time", 0)) < READING_S}
 
 

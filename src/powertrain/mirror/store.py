@@ -118,15 +118,15 @@ class Store:
             while chunk := file.read(READ_BYTES):
                 yield chunk
 
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names of all objects in a folder of the store."""
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Return the bytes of all objects in a folder of the store, by name."""
         self.files.invalidate_cache()
         path = self._path(folder) if folder else self._root
         try:
-            found = self.files.find(path)
+            found = self.files.find(path, detail=True)
         except FileNotFoundError:
-            return []
-        return sorted(name[len(self._root):].lstrip("/") for name in found)
+            return {}
+        return {name[len(self._root):].lstrip("/"): info["size"] for name, info in sorted(found.items())}
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -15,13 +15,14 @@ from markupsafe import Markup, escape
 
 from powertrain.records import several
 from powertrain.report import drawing as drawings
-from powertrain.report.chart import Drawing
+from powertrain.report.chart import Drawing, Plot
 from powertrain.report.page import TONES, Block, Cell, Code, Figure, Missing, Page, Table, shown
 from powertrain.report.words import is_number, said
 
 MOST_ROWS, MOST_ROWS_IN_MARKDOWN = 200, 40   # of a table; report.json has all
 LONG_TABLE = 60              # rows; longer tables are folded
 LONG_CELL, SHORT_CELL = 48, 18               # characters
+FILE_PX = 640.0              # width of a picture in a file of its own
 COMMAND = re.compile("`([^`]+)`")
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 SIZES = {"wide_px": 860.0, "beside_px": 416.0, "narrow_px": 344.0, "most_rows": MOST_ROWS, "long_table": LONG_TABLE}
@@ -50,6 +51,13 @@ def html(page: Page) -> str:
 def style(name: str) -> str:
     """Return a style sheet of this room."""
     return (resources.files("powertrain.report") / name).read_text(encoding="utf-8")
+
+
+def svg_file(plot: Plot, *, title: str, description: str) -> str:
+    """Return a plot as an SVG file that needs nothing else, for light and dark pages."""
+    first, _, rest = drawings.draw(plot, FILE_PX, name="plot", title=title, description=description).partition(">")
+    sheet = f"svg{{background:var(--paper);font-family:system-ui,sans-serif}}{style('drawing.css')}"
+    return f'{first} xmlns="http://www.w3.org/2000/svg"><style>{sheet}</style>{rest}\n'
 
 
 def _html_prose(words: str) -> Markup:

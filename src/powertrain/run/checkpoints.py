@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from powertrain.mirror.process import Listener, upload_all
+from powertrain.mirror.returning import fetched, shelf_at
+from powertrain.mirror.shelf import newest_first
+from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, all_waiting, new_id, settings_of
 from powertrain.records import WrongUse
+from powertrain.records.addresses import EXAMPLE, check_address, is_address
 from powertrain.records.checkpoints import ABOUT, FILES, MANIFEST, checkpoints_in, keep_only, shard_name, what_is_wrong
+from powertrain.records.event_log import read_all_events
+from powertrain.records.events import Uploaded
 from powertrain.records.json_files import read_json
+from powertrain.run.folder import existing
+from powertrain.run.mirroring import hand_over
 from powertrain.training.stored import Stored
 
 
@@ -22,6 +33,8 @@ class Checkpoint:
     step: int
     about: Mapping[str, Any]                 # metadata.json; of older checkpoints only what state.json tells
     bytes: int
+    place: str                               # where it lies, for people
+    files: Mapping[str, int]                 # bytes of those that are on this disk, by name
 
     def number(self, key: str) -> float | None:
         """Return a finite number that the checkpoint tells of itself; None where it tells none."""
@@ -44,6 +57,25 @@ class Checkpoint:
         return Stored([self.path / shard_name(FILES[0], shard, shards) for shard in range(shards)])
 
 
+@contextlib.contextmanager
+def opened(place: str, whole: Sequence[int] = ()) -> Iterator[list[Checkpoint]]:
+    """Yield the checkpoints of a run by step: of its folder, or of its address in a mirror.
+
+    From a mirror come the files that tell of a checkpoint, and all files of those of the steps `whole`, for as long as this is
+    open. Raises WrongUse where there are none.
+    """
+    if not is_address(place):
+        yield found_in(Path(place))
+        return
+    with tempfile.TemporaryDirectory(prefix="powertrain-") as folder, shelf_at(place) as (shelf, sets):
+        found = []
+        for one in reversed(newest_first(sets)):
+            path = Path(folder) / one.name
+            shelf.fetch(one, path, None if one.step in whole else (ABOUT, FILES[2], MANIFEST))
+            found.append(replace(_read(one.step, path), bytes=one.bytes, place=f"{shelf.store.address}/{one.name}"))
+        yield found
+
+
 def found_in(run: Path) -> list[Checkpoint]:
     """Return the checkpoints of a run's folder by step. Raises WrongUse where there are none."""
     found = [_read(step, path) for step, path in checkpoints_in(run / "checkpoints").items()]
@@ -52,14 +84,26 @@ def found_in(run: Path) -> list[Checkpoint]:
     return found
 
 
-def one_of(run: Path, step: int | None) -> Checkpoint:
+def one_of(found: Sequence[Checkpoint], step: int | None) -> Checkpoint:
     """Return the checkpoint of a step; the newest one where none is named."""
-    found = found_in(run)
     if step is None:
         return found[-1]
     if (named := next((one for one in found if one.step == step), None)) is None:
-        raise WrongUse(f"{run} has no checkpoint of step {step}; it has {', '.join(str(one.step) for one in found)}")
+        raise WrongUse(f"there is no checkpoint of step {step}; there are {', '.join(str(one.step) for one in found)}")
     return named
+
+
+def verified(place: str) -> Iterator[tuple[Checkpoint, str | None]]:
+    """Yield each checkpoint of a run and what is wrong with it, after reading all of it, from a mirror too."""
+    if not is_address(place):
+        yield from ((one, one.wrong()) for one in found_in(Path(place)))
+        return
+    with shelf_at(place) as (shelf, sets):
+        for one in reversed(newest_first(sets)):
+            with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
+                why = fetched(shelf, one, Path(folder))
+                yield replace(_read(one.step, Path(folder) / "checkpoints" / one.name), bytes=one.bytes,
+                              place=f"{shelf.store.address}/{one.name}"), why
 
 
 def _read(step: int, path: Path) -> Checkpoint:
@@ -69,7 +113,8 @@ def _read(step: int, path: Path) -> Checkpoint:
         about = {}                           # `checkpoints verify` says what is wrong
     if "held_out_loss" not in about and isinstance(about.get("evaluations"), dict):
         about["held_out_loss"] = about["evaluations"].get(str(step))
-    return Checkpoint(path, step, about, sum(file.stat().st_size for file in path.iterdir() if file.is_file()))
+    files = {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
+    return Checkpoint(path, step, about, sum(files.values()), str(path), files)
 
 
 def changes(first: Checkpoint, second: Checkpoint) -> dict[str, float]:
@@ -88,15 +133,50 @@ def changes(first: Checkpoint, second: Checkpoint) -> dict[str, float]:
     return {name: math.sqrt(moved / size) if size else math.inf if moved else 0.0 for name, (moved, size) in squares.items()}
 
 
-def prune(run: Path, keep: int) -> list[Checkpoint]:
-    """Delete all but the `keep` newest checkpoints and the one with the lowest held-out loss; return the deleted ones.
+def prune(place: str, keep: int, keep_every: int = 0) -> list[str]:
+    """Delete checkpoints of a run and return their names: all but the `keep` newest and the one with the lowest held-out loss.
 
-    Raises WrongUse, before anything is deleted, where one of them is damaged: it would count as one that is kept.
+    In a mirror those of each multiple of `keep_every` steps stay too. In a folder nothing is deleted where one of them is
+    damaged, for it would count as one that is kept: WrongUse.
     """
+    if is_address(place):
+        with shelf_at(place) as (shelf, _):
+            return shelf.keep_only(keep, keep_every)
+    run = Path(place)
     found = found_in(run)
     for one in found:
         if (why := one.wrong()) is not None:
             raise WrongUse(f"nothing was deleted: {one.path} is not whole ({why}); move that folder away first")
     losses = {one.step: one.held_out_loss for one in found if one.held_out_loss is not None}
     keep_only(run / "checkpoints", newest=keep, evaluations=losses)
-    return [one for one in found if not one.path.exists()]
+    return [one.path.name for one in found if not one.path.exists()]
+
+
+def upload(run: Path, address: str | None, step: int | None, listener: Listener) -> bool:
+    """Upload a run's checkpoints to its mirror, or to another address, and its model; return whether all of it is there.
+
+    These are the newest one, the one with the lowest held-out loss and those that are kept for ever there, or that of a step;
+    and what waits already. Raises WrongUse.
+    """
+    folder = existing(run)
+    settings = settings_of(run)
+    if address is not None:
+        settings = Settings(f"{check_address(address)}/{run.resolve().name}", settings.run if settings else new_id())
+        settings.write(run)
+    if settings is None:
+        raise WrongUse(f"{run} has no mirror; name one with --to, such as --to {EXAMPLE}")
+    found = found_in(run)
+    losses = [one.held_out_loss for one in found if one.held_out_loss is not None]
+    for one in found if step is None else [one_of(found, step)]:
+        if step is not None or one is found[-1] or (losses and one.held_out_loss == min(losses)) or (
+                settings.keep_every and one.step % settings.keep_every == 0):
+            hand_over(folder, one.path.name, one.path, one.step, one.held_out_loss)
+    if folder.model.is_dir() and step is None:
+        hand_over(folder, "model", folder.model, found[-1].step, None)
+    return upload_all(run, listener)
+
+
+def in_mirror(run: Path) -> dict[str, str]:
+    """Return what is known here of the run's checkpoints in its mirror, by name."""
+    found = {event.name: "in the mirror" for event in read_all_events(run / FOLDER / EVENTS) if isinstance(event, Uploaded)}
+    return {**found, **{one.name: "waits for its upload" for one in all_waiting(run)}}

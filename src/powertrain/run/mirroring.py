@@ -19,13 +19,13 @@ from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, settings_of
 from powertrain.records import RunFailed, events
 from powertrain.records.checkpoints import checkpoints_in, delete_checkpoint, newest_checkpoint
 from powertrain.records.event_log import EventLog, Tail
+from powertrain.run.folder import RunFolder
 from powertrain.run.part import Part
 
 LOOK_EVERY_S = 1.0
 PROBE_S = 120.0              # after which a store that does not answer is not waited for
 GRACE_S = 25.0               # that a run which was asked to stop waits for its last upload
 MOST_STARTS = 4              # of the process that uploads
-BEGINNING = ("recipe", "origins", "facts", "plan", "events")         # files of the run that go with each checkpoint
 
 
 @contextlib.contextmanager
@@ -110,12 +110,8 @@ class Mirror:
 
     def add(self, name: str, folder: Path, step: int) -> None:
         """Hand over the files of a folder; with a checkpoint go those that the run needs to go on from it."""
-        files = {file.name: file for file in folder.iterdir() if file.is_file()}
-        if name.startswith("step-"):
-            beginning = [getattr(self.part.folder, name) for name in BEGINNING]
-            files |= {file.name: file for file in beginning if file.is_file()}
         try:
-            waiting.add(self.run, name, files, step=step, held_out_loss=self.part.state.evaluations.get(step))
+            hand_over(self.part.folder, name, folder, step, self.part.state.evaluations.get(step))
             self.not_added = None
         except OSError as error:
             self.not_added = f"{name}: {error.strerror or error}"
@@ -189,6 +185,13 @@ class Mirror:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+
+def hand_over(run: RunFolder, name: str, folder: Path, step: int, held_out_loss: float | None) -> None:
+    """Let the files of a folder wait for their upload; with a checkpoint those that the run goes on from. Raises OSError."""
+    beginning = (run.recipe, run.origins, run.facts, run.plan, run.events) if folder != run.model else ()
+    files = {file.name: file for file in (*folder.iterdir(), *beginning) if file.is_file()}
+    waiting.add(run.path, name, files, step=step, held_out_loss=held_out_loss)
 
 
 def _sentence(text: str) -> str:
