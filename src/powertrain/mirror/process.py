@@ -95,7 +95,7 @@ class Uploader:
         """Look whether the store can be written, read and cleared, and whether no other run lies there."""
         began_s = time.perf_counter()
         store = Store(self.settings.address)
-        store.probe("probe")
+        store.probe()
         self._shelf = Shelf(store)
         self._shelf.check_run(self.settings.run)
         with contextlib.suppress(Exception): # who may not list them leaves them to the bucket's own rules

@@ -14,8 +14,11 @@ from powertrain.mirror.waiting import Settings
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.checkpoints import what_is_wrong
 from powertrain.records.errors import UserError
+from powertrain.records.json_files import read_json
+from powertrain.records.sizes import memory
 
 Say = Callable[[str], None]
+MATERIAL, MATERIAL_LIST = "material", "material.json"    # what a run was made from, and the paths that it had
 OF_RUN = ("recipe.yaml", "origins.json", "facts.json", "plan.json", "events.jsonl")
 
 
@@ -69,6 +72,9 @@ def bring_back(address: str, to: Path, say: Say, step: int | None = None) -> Non
                 raise RunFailed(f"no checkpoint in {shelf.store.address} is whole; nothing was written to {to}")
             if (model := sets.get("model")) is not None and step is None:
                 shelf.fetch(model, draft / "model")
+            if (material := sets.get(MATERIAL)) is not None:
+                say(f"fetching data and base model ({memory(material.bytes)})")
+                _fetch_material(shelf, material, draft / MATERIAL)
             Settings(shelf.store.address, one.run).write(draft)
         if to.is_dir():
             to.rmdir()
@@ -78,6 +84,22 @@ def bring_back(address: str, to: Path, say: Say, step: int | None = None) -> Non
                         "--output") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _fetch_material(shelf: Shelf, one: StoredSet, folder: Path) -> None:
+    """Fetch what a run was made from; each file comes to lie below `folder` at the path that it had."""
+    shelf.fetch(one, folder)
+    try:
+        files = {name: (folder / path.lstrip("/"), int(changed_ns))
+                 for name, (path, changed_ns) in read_json(folder / MATERIAL_LIST)["files"].items()}
+        if any(".." in to.parts or name not in one.files for name, (to, _) in files.items()):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise RunFailed(f"{shelf.store.address}/{one.name}/{MATERIAL_LIST} is damaged, or was made to harm") from None
+    for name, (to, changed_ns) in files.items():
+        to.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder / name, to)
+        os.utime(to, ns=(changed_ns, changed_ns))        # large data is known by its time too
 
 
 def fetched(shelf: Shelf, one: StoredSet, run: Path) -> str | None:

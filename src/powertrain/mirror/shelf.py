@@ -107,14 +107,14 @@ class Shelf:
         if there is not None and there.run == settings.run:
             return Upload(there.bytes, there.stored_bytes, time.perf_counter() - began_s, 0.0)
         expected = read_json(one.path / MANIFEST)["files"] if (one.path / MANIFEST).is_file() else {}
-        for file in one.files():
+        for name, file in one.files().items():
             here = entry_of(file)
-            if expected.get(file.name, here) != here:
+            if expected.get(name, here) != here:
                 raise RunFailed(f"{file} is damaged on this disk")
-            stored, stored_as, entry = file, file.name, here
+            stored, stored_as, entry = file, name, here
             if settings.compress == "all" or (settings.compress == "text" and file.suffix in TEXT):
                 packing_began_s = time.perf_counter()
-                stored_as = f"{file.name}.zst"
+                stored_as = f"{name}.zst"
                 stored = _pack(file, packed / stored_as)
                 entry = entry_of(stored)
                 packing_s += time.perf_counter() - packing_began_s
@@ -123,7 +123,7 @@ class Shelf:
             finally:
                 if stored != file:
                     stored.unlink()
-            files[file.name] = StoredFile(here["bytes"], here["sha256"], stored_as, entry["bytes"])
+            files[name] = StoredFile(here["bytes"], here["sha256"], stored_as, entry["bytes"])
         found = StoredSet(one.name, settings.run, one.step, files, one.held_out_loss)
         self.store.put_manifest(f"{one.name}/{COMPLETE}", {"format": FORMAT, **to_plain(found)})
         return Upload(found.bytes, found.stored_bytes, time.perf_counter() - began_s, packing_s)
@@ -168,8 +168,8 @@ class Shelf:
                     break
                 out.write(chunk)
         if entry_of(to) != {"bytes": file.bytes, "sha256": file.sha256}:
-            raise RunFailed(f"{self.store.address}/{one.name}/{file.stored_as} is damaged: its size or its sha256 is not that of "
-                            "the file that was stored")
+            raise RunFailed(f"{self.store.address}/{one.name}/{file.stored_as} is damaged: its size or its sha256 is not "
+                            "that of the file that was stored")
         sync(to)
 
     @contextlib.contextmanager

@@ -132,9 +132,9 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self.files.rm_file(self._path(name))
 
-    def probe(self, folder: str) -> None:
+    def probe(self) -> None:
         """Write, read and delete a small object."""
-        name, content = f"{folder}/.probe-{secrets.token_hex(4)}", secrets.token_bytes(16)
+        name, content = f".probe-{secrets.token_hex(4)}", secrets.token_bytes(16)
         self.files.pipe_file(self._path(name), content)
         try:
             if b"".join(self.chunks(name)) != content:

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from powertrain.records import to_plain
@@ -59,11 +59,14 @@ class Waiting:
 
     path: Path
     name: str
-    step: int
+    step: int = 0
     held_out_loss: float | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict)       # files that stay where they are, by name
 
-    def files(self) -> list[Path]:
-        return sorted(file for file in self.path.iterdir() if file.name != ABOUT)
+    def files(self) -> dict[str, Path]:
+        """Return the files by the names that they get in the store."""
+        here = {file.name: file for file in sorted(self.path.iterdir()) if file.name != ABOUT}
+        return {**{name: Path(path) for name, path in self.elsewhere.items()}, **here}
 
     def is_wanted(self, others: Sequence[Waiting], keep_every: int) -> bool:
         """Return whether it is uploaded although newer checkpoints wait: the best of them, or one that is kept for ever."""
@@ -74,8 +77,9 @@ class Waiting:
         return bool((keep_every and self.step % keep_every == 0) or (losses and self.held_out_loss == min(losses)))
 
 
-def add(run: Path, name: str, files: Mapping[str, Path], *, step: int, held_out_loss: float | None = None) -> None:
-    """Let a set wait, durably. Raises OSError; one that waits already stays."""
+def add(run: Path, name: str, files: Mapping[str, Path], *, step: int = 0, held_out_loss: float | None = None,
+        elsewhere: Mapping[str, Path] | None = None) -> None:
+    """Let a set wait, durably. Raises OSError; one that waits already stays. Files `elsewhere` are read where they lie."""
     folder = run / FOLDER / "waiting"
     final, draft = folder / name, folder / f".{name}-{os.getpid()}.tmp"
     if final.exists():
@@ -85,7 +89,8 @@ def add(run: Path, name: str, files: Mapping[str, Path], *, step: int, held_out_
     try:
         for stored_as, file in files.items():
             _link_or_copy(file, draft / stored_as)
-        write_json(draft / ABOUT, {"name": name, "step": step, "held_out_loss": held_out_loss})
+        write_json(draft / ABOUT, {"name": name, "step": step, "held_out_loss": held_out_loss,
+                                   "elsewhere": {name: str(file) for name, file in (elsewhere or {}).items()}})
         os.rename(draft, final)
         sync(folder)
     except BaseException:
@@ -110,8 +115,7 @@ def all_waiting(run: Path) -> list[Waiting]:
     folder = run / FOLDER / "waiting"
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.startswith(".") and (path / ABOUT).is_file():
-            about = read_json(path / ABOUT)
-            found.append(Waiting(path, about["name"], about["step"], about.get("held_out_loss")))
+            found.append(Waiting(path, **read_json(path / ABOUT)))
     return sorted(found, key=lambda one: (one.name != "material", -one.step, one.name))
 
 

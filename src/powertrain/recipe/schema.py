@@ -237,6 +237,7 @@ class Recipe(Strict):
     mirror: Annotated[str, AfterValidator(check_address)] | None = None
     mirror_keep: Positive = 3                    # newest checkpoints kept there, besides the best
     mirror_keep_every: Annotated[int, Field(ge=0, le=LARGEST_NUMBER)] = 0    # and those of each multiple of so many steps
+    mirror_material: bool = True                 # data and base model too, where they are files of this machine
     mirror_compress: Literal["text", "all", "none"] = "text"     # by zstd; weights hardly get smaller
     mirror_frees_disk: bool = False              # delete older checkpoints here once they are verified there
     logging_steps: Positive = 10

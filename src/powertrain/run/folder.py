@@ -28,8 +28,8 @@ RUNS = Path("runs")
 NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run of that recipe
 # what may change between a run and its continuation: it decides when something is written, not what is learned
 FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_every_s",
-                  "save_total_limit", "on_disk_full", "mirror", "mirror_keep", "mirror_keep_every", "mirror_compress",
-                  "mirror_frees_disk", "eval_steps", "max_eval_samples", "sample", "memory_check")
+                  "save_total_limit", "on_disk_full", "mirror", "mirror_keep", "mirror_keep_every", "mirror_material",
+                  "mirror_compress", "mirror_frees_disk", "eval_steps", "max_eval_samples", "sample", "memory_check")
 BEGINNINGS = {".lock", "stacks", "checkpoints", "facts.json", "plan.json", "origins.json"}       # all before the recipe
 
 
@@ -196,9 +196,11 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
     These decide when something is written, and how processes share the run. Raises WrongUse that lists every other difference.
     """
     from powertrain.planner import says_shares
+    from powertrain.run.belongings import found_again
 
-    old = resolve(str(folder.recipe))
-    new = resolve(str(folder.recipe), overrides)
+    here = found_again(folder.path)
+    old = resolve(str(folder.recipe), here)
+    new = resolve(str(folder.recipe), [*here, *overrides])
     before, after = (dict(flat(resolved.recipe.model_dump())) for resolved in (old, new))
     different = [f"{key}={after.get(key)} (the run has {before.get(key)})" for key in dict.fromkeys((*before, *after))
                  if before.get(key) != after.get(key) and key.partition(".")[0] not in FREE_ON_RESUME

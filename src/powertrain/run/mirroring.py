@@ -15,10 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from powertrain.mirror import waiting
+from powertrain.mirror.returning import MATERIAL, MATERIAL_LIST
 from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, settings_of
 from powertrain.records import RunFailed, events
 from powertrain.records.checkpoints import checkpoints_in, delete_checkpoint, newest_checkpoint
 from powertrain.records.event_log import EventLog, Tail
+from powertrain.records.json_files import write_json
+from powertrain.run.belongings import belongings
 from powertrain.run.folder import RunFolder
 from powertrain.run.part import Part
 
@@ -93,6 +96,8 @@ class Mirror:
             why, cure = (self._failed.why, self._failed.cure) if self._failed else ("it does not answer", None)
             raise RunFailed(f"the mirror {self.settings.address} cannot be used: {why}. "
                             f"{_sentence(cure or 'look whether it can be reached')}, or leave mirror out")
+        if self.part.prepared.recipe.mirror_material and MATERIAL not in uploaded and not (self.run / MATERIAL).exists():
+            self._add_material()
         newest, _ = newest_checkpoint(self.part.folder.checkpoints)
         if newest is not None and newest.name not in uploaded:           # of a session that was killed before it was added
             self.add(newest.name, newest, int(newest.name.partition("-")[2]))
@@ -117,6 +122,16 @@ class Mirror:
             self.not_added = f"{name}: {error.strerror or error}"
             self.part.emit(events.UploadFailed(step=step, name=name, why=error.strerror or str(error),
                                                address=self.settings.address))
+
+    def _add_material(self) -> None:
+        """Hand over data and base model, where they are files of this machine. They are read where they lie."""
+        places, files = belongings(self.part.prepared.recipe)
+        if files:
+            named = {f"{number:06d}{file.suffix}": file for number, file in enumerate(files)}
+            paths = {name: (str(file), file.stat().st_mtime_ns) for name, file in named.items()}
+            listed = self.run / FOLDER / MATERIAL_LIST
+            write_json(listed, {"places": places, "files": paths})
+            waiting.add(self.run, MATERIAL, {MATERIAL_LIST: listed}, elsewhere=named)
 
     def look(self) -> None:
         """Tell what the process has said, and start it again where it has ended. Called after every step."""

@@ -102,7 +102,7 @@ class ExampleStore:
     said: tuple[str, ...]                    # sentences about formats, template and rows that are left out
     template: ChatTemplate | None
     tokenizer: ExampleTokenizer              # saved, it has the template that the examples were made with
-    digest: str                              # sha256 of all the parts' keys
+    digest: str                              # sha256 of all rows, where examples end, and the tokenizer
     max_length: int
     decoder_start: int | None
     in_validation: npt.NDArray[np.bool_]     # (N,)
@@ -257,9 +257,18 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
         said += (f"warning: {shared:,} prompts of {validation_source} are trained on too; `powertrain data check` names them",)
     own = own_templates(tokenizer.files).get("default")
     saved = tokenizer if template is None or template.text == own else replace(tokenizer, template=template.text)
-    digest = hashlib.sha256("".join(part.folder.name for part in parts).encode()).hexdigest()
+    digest = _digest(tokenizer, parts)
     return ExampleStore(tuple(parts), everything, parts[0].kind, parts[0].schema, said, template, saved, digest, max_length,
                         decoder_start, in_validation, weighted(trains, data.weights, seed))
+
+
+def _digest(tokenizer: ExampleTokenizer, parts: Sequence[Part]) -> str:
+    """Return the sha256 (hex) of the content of all examples: the same files at another path give the same."""
+    digest = hashlib.sha256(tokenizer.digest.encode())
+    for part in parts:
+        for column in ("digest", "end", "trained_end"):
+            digest.update(part.records[column].tobytes())
+    return digest.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------ what is said and refused
