@@ -63,6 +63,7 @@ def _check_save_interval(value: Any) -> Any:
         raise ValueError(f"{error}, or {AUTO}") from None
 
 
+OWN_TOKENIZERS = ("bpe", "char", "byte")     # made for training from scratch; a pretrained model has its own
 AUTO = "auto"                                # of save_steps: see save_every_s
 Interval = Annotated[int | str, BeforeValidator(_check_interval)]  # optimizer steps, or "5 epochs"; 0 = never
 Source = Annotated[str | list[str], BeforeValidator(_check_source)]

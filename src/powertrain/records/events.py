@@ -1,40 +1,26 @@
 """The events of a run: one frozen dataclass a kind, as `events.jsonl`, the terminal and every follower get them.
 
-event_log.py writes and reads them. docs/events.schema.json is made from these classes (`make schema`).
+event.py has the classes that they share, mirror_events.py those of a mirror. event_log.py writes and reads them.
+docs/events.schema.json is made from these classes (`make schema`).
 """
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, dataclass_transform
+from dataclasses import field
+from typing import Any
 
+from powertrain.records.event import Event as Event
+from powertrain.records.event import RunWarning as RunWarning
+from powertrain.records.event import Told as Told
+from powertrain.records.event import Unknown as Unknown
+from powertrain.records.mirror_events import MirrorReady as MirrorReady
+from powertrain.records.mirror_events import MirrorWaited as MirrorWaited
+from powertrain.records.mirror_events import Uploaded as Uploaded
+from powertrain.records.mirror_events import UploaderGone as UploaderGone
+from powertrain.records.mirror_events import UploadFailed as UploadFailed
+from powertrain.records.mirror_events import UploadSkipped as UploadSkipped
 from powertrain.records.sizes import memory
 
 VERSION = 2                  # of these classes; `start` and `resume` carry it. Version 1 told warnings as sentences
-
-
-def _now() -> float:
-    return round(time.time(), 3)
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that happened in a run. Every subclass is such a dataclass too."""
-
-    kind: ClassVar[str] = ""
-    time: float = field(default_factory=_now)            # of the day, in seconds since 1970
-    step: int = 0                                        # optimizer steps that were done
-    more: Mapping[str, Any] = field(default_factory=dict)    # fields of a later version
-
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
-
-
-class Unknown(Event):
-    """An event of a kind that this version does not know."""
-
-    event: str
 
 
 class Folder(Event):
@@ -140,42 +126,6 @@ class Saved(Event):
     beside: bool = False                     # a copy was written beside the training; else the training waited for the disk
 
 
-class MirrorReady(Event):
-    """The run's mirror was written, read and cleared by a small object, before the first step."""
-
-    kind = "mirror"
-    address: str                             # of the run in the store
-    seconds: float = 0.0
-
-
-class Uploaded(Event):
-    """A set of files is in the mirror, each object verified: the checkpoint of `step`, or the final model."""
-
-    kind = "uploaded"
-    name: str                                # "step-000120", "model" or "material"
-    bytes: int = 0                           # of the files
-    stored_bytes: int = 0                    # of the objects: fewer where files are compressed
-    seconds: float = 0.0
-    packing_s: float = 0.0                   # of these for compressing
-    deleted: tuple[str, ...] = ()            # older checkpoints that the mirror no longer keeps
-
-
-class UploadSkipped(Event):
-    """A checkpoint was not uploaded, because a newer one waited before its turn came."""
-
-    kind = "upload_skipped"
-    name: str
-    newer: str
-
-
-class MirrorWaited(Event):
-    """The training is over, and uploads are waited for."""
-
-    kind = "mirror_waited"
-    waiting: tuple[str, ...] = ()
-    address: str = ""
-
-
 class ModelSaved(Event):
     """The final model is on the disk."""
 
@@ -206,26 +156,6 @@ class End(Event):
 
 
 # ------------------------------------------------------------------------------------------------ warnings and notes
-
-
-class Told(Event):
-    """A warning or a note: something that is also shown to people, as a sentence made from its fields."""
-
-    about: ClassVar[str] = ""
-    says: ClassVar[str] = ""                 # the sentence, with names of fields in it
-    message: str = ""                        # the sentence itself, where it was not made from fields
-
-    @property
-    def sentence(self) -> str:
-        """Return the warning or note for people."""
-        unknown = f"a {self.kind} that this version of powertrain does not know: {dict(self.more)}"
-        return self.message or self.says.format_map(vars(self)) or unknown
-
-
-class RunWarning(Told):
-    """A warning. This class itself is one of version 1 that no kind below covers, or one of a later version."""
-
-    kind = "warning"
 
 
 class OutOfMemory(RunWarning):
@@ -315,39 +245,6 @@ class LittleDisk(RunWarning):
         return (f"the disk has {memory(self.free_bytes)} free, but {self.checkpoints} kept checkpoints, the best one, a new "
                 f"one and the final model take {memory(self.needed_bytes)}. Free some space, or use save_total_limit=1"
                 + _might_go(self.frees))
-
-
-class UploadFailed(RunWarning):
-    """An upload failed. It is tried again: soon, or every few minutes where there is a `cure` that somebody has to apply."""
-
-    about = "upload_failed"
-    name: str = ""                           # of the set; "" for the mirror as a whole
-    why: str
-    cure: str | None = None
-    address: str = ""
-
-    @property
-    def sentence(self) -> str:
-        what = (f"{self.name} could not be uploaded to {self.address}" if self.name else
-                f"the mirror {self.address} cannot be used")
-        then = (f"{self.cure[0].upper()}{self.cure[1:]}; it is tried again every few minutes" if self.cure else
-                "It is tried again")
-        return f"{what}: {self.why}. {then}. Training is not touched"
-
-
-class UploaderGone(RunWarning):
-    """The process that uploads has ended by itself."""
-
-    about = "uploader_gone"
-    code: int                                # its exit code; negative for a signal
-    again: bool = True                       # it was started again
-
-    @property
-    def sentence(self) -> str:
-        ended = f"was ended by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
-        then = "it was started again" if self.again else ("it is not started again; what waits stays on this disk, and "
-                                                          "`powertrain checkpoints upload RUN` uploads it")
-        return f"the process that uploads {ended}; {then}"
 
 
 class SaveWaits(RunWarning):

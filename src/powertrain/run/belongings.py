@@ -16,9 +16,9 @@ from powertrain.data.rows.folders import CORPORA
 from powertrain.data.rows.reading import ROW_SETS
 from powertrain.mirror.returning import MATERIAL, MATERIAL_LIST
 from powertrain.recipe import Recipe, flat, quoted, read_yaml
+from powertrain.recipe.schema import OWN_TOKENIZERS
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json
-from powertrain.run.material import OWN_TOKENIZERS
 
 KEYS = ("data.source", "data.validation_source", "data.tokenizer", "data.chat_template", "model.path", "model.adapter")
 NAMED = {*CORPORA, *ROW_SETS, *OWN_TOKENIZERS, "plain", "chatml", "raw"}     # values that are no places

@@ -89,7 +89,7 @@ def one_of(found: Sequence[Checkpoint], step: int | None) -> Checkpoint:
     if step is None:
         return found[-1]
     if (named := next((one for one in found if one.step == step), None)) is None:
-        raise WrongUse(f"there is no checkpoint of step {step}; there are {', '.join(str(one.step) for one in found)}")
+        raise WrongUse(f"the run has no checkpoint of step {step}; it has {', '.join(str(one.step) for one in found)}")
     return named
 
 

@@ -25,6 +25,7 @@ from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.huggingface.hub import find_model, read_config, read_model_json
 from powertrain.models.huggingface.providers import Choice, availability, choose_provider, decoder_start
 from powertrain.recipe import DataRecipe, Recipe, Resolved, flat
+from powertrain.recipe.schema import OWN_TOKENIZERS
 from powertrain.records import Batch, DataFacts, ModelFacts, Software, WrongUse
 from powertrain.run.folder import NEWEST, newest_run
 
@@ -38,7 +39,6 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 SHAPE_KEYS = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "context", "vocabulary", "activation", "tied_head")
 ENDLESS = ("t5", "mt5", "umt5", "bloom")     # model types whose positions have no end
 DEFAULT_LENGTH = 2048        # tokens of an example, where the model could read more
-OWN_TOKENIZERS = ("bpe", "char", "byte")     # made for training from scratch; a pretrained model has its own
 
 
 class TextTokenizer(Protocol):
