@@ -98,7 +98,6 @@ def test_two_checkpoints_are_compared_weight_by_weight(cli: Cli, run: Path) -> N
         assert found["moved"][name] == pytest.approx(math.sqrt(moved / size), rel=1e-4)
     all_moved, all_size = (sum(pair[part] for pair in squares.values()) for part in (0, 1))
     assert found["moved"]["all"] == pytest.approx(math.sqrt(all_moved / all_size), rel=1e-4)
-    assert set(told(cli, "compare", "run", "8", "8")[0]["moved"].values()) == {0}
     assert "of their norm" in cli("checkpoints", "compare", "run", "4", "11")[1]
 
 
@@ -149,3 +148,61 @@ def test_pruning_deletes_nothing_beside_a_damaged_checkpoint_and_nothing_behind_
     code, _, err = cli("checkpoints", "prune", "run", "--keep", "1")
     assert (code, "nothing was deleted" in err) == (2, True)
     assert sorted(path.name for path in checkpoints.iterdir()) == before
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(("manifest", "says"), [
+    ('{"format": 1', "step-000008  not whole: MANIFEST.json was cut off or changed"),
+    ('{"format": 1, "files": ["model.safetensors"]}', "step-000008  not whole: MANIFEST.json was cut off or changed"),
+    ('{"format": 1, "files": {"model.safetensors": 1, "x": 2}}',
+     "step-000008  not whole: MANIFEST.json lists model.safetensors, x where model.safetensors, optimizer.safetensors, "
+     "state.json belong"),
+    ('{"format": 1, "files": {"model.safetensors": 1, "optimizer.safetensors": [], "state.json": null}}',
+     "step-000008  not whole: model.safetensors is damaged"),
+])
+def test_verify_says_in_words_what_is_wrong_and_what_to_do(cli: Cli, run: Path, manifest: str, says: str) -> None:
+    (run / "checkpoints" / "step-000008" / "MANIFEST.json").write_text(manifest)
+    code, out, err = cli("checkpoints", "verify", "run")
+    assert (code, err, says in out) == (1, "", True), out
+    assert not any(mark in out for mark in ("Error", "[", "char 1")), out
+    assert "`powertrain train --resume run` goes on from step-000011" in out
+    for step in (4, 11):
+        flip_a_bit(run / "checkpoints" / f"step-{step:06d}" / "model.safetensors")
+    assert "start a new run" in cli("checkpoints", "verify", "run")[1]
+
+
+def test_a_damaged_checkpoint_is_not_named_as_the_best_one(cli: Cli, run: Path) -> None:
+    losses = {one["step"]: one["about"]["held_out_loss"] for one in told(cli, "list", "run")}
+    best, second, _ = sorted(losses, key=lambda step: losses[step])
+    flip_a_bit(run / "checkpoints" / f"step-{best:06d}" / "optimizer.safetensors")
+    rows = {line.split()[0]: line for line in cli("checkpoints", "list", "run")[1].splitlines()}
+    assert rows[str(best)].endswith("not whole: `powertrain checkpoints verify run`")
+    assert rows[str(second)].endswith("lowest held-out loss")
+
+
+def test_two_different_checkpoints_are_compared_in_numbers_of_one_form(cli: Cli, run: Path) -> None:
+    code, _, err = cli("checkpoints", "compare", "run", "11", "11")
+    assert (code, err) == (2, "powertrain: step 11 is named twice; name two checkpoints of run, of the steps 4, 8, 11\n")
+    about = run / "checkpoints" / "step-000004" / "metadata.json"
+    metadata = json.loads(about.read_text()) | {"loss": 2.5, "tokens_per_s": 13890.7, "trained_tokens": 1234567}
+    manifest = json.loads((about.parent / "MANIFEST.json").read_text())
+    about.write_text(json.dumps(metadata))
+    del manifest["files"]["metadata.json"]
+    (about.parent / "MANIFEST.json").write_text(json.dumps(manifest))
+    _, out, _ = cli("checkpoints", "compare", "run", "4", "8")
+    rows = {line[:16].strip(): line[16:].split("  ")[0] for line in out.splitlines()}
+    assert (rows["loss"], rows["tokens/s"], rows["trained tokens"]) == ("2.500", "13,891", "1.23 M")
+
+
+def test_control_codes_of_metadata_do_not_reach_the_terminal(cli: Cli, run: Path) -> None:
+    about = run / "checkpoints" / "step-000011" / "metadata.json"
+    about.write_text(json.dumps({"saved": "\x1b[31mred\x1b]0;title\x07", "na\x1bme": "\x9b2J", "evaluations": {"\x1b[2J": 1}}))
+    for words in (("list", "run"), ("show", "run"), ("compare", "run", "4", "11"), ("verify", "run")):
+        _, out, err = cli("checkpoints", *words)
+        assert "checkpoints" not in err or "is not whole" in err
+        assert all(c.isprintable() or c == "\n" for c in out + err), (words, out)

@@ -8,7 +8,7 @@ import typer
 
 from powertrain.cli import output as screen
 from powertrain.cli.options import Json, Run
-from powertrain.records import to_plain
+from powertrain.records import WrongUse, to_plain
 from powertrain.records.sizes import memory
 from powertrain.report.words import count
 
@@ -24,15 +24,19 @@ def list_all(run: Run, as_json: Json = False) -> None:
     from powertrain.run.checkpoints import found_in
 
     found = found_in(run)
-    losses = [one.held_out_loss for one in found if one.held_out_loss is not None]
     if as_json:
         for one in found:
             screen.print_json({"event": "checkpoint", **_plain(one)})
         return
+    marks = {}
+    for one in sorted((one for one in found if one.held_out_loss is not None), key=lambda one: one.held_out_loss or 0.0):
+        if one.wrong() is None:
+            marks[one.step] = "lowest held-out loss"
+            break
+        marks[one.step] = f"not whole: `powertrain checkpoints verify {run}`"
     screen.print_rows([("step", "saved", "loss", "held-out loss", "tokens/s", "size", ""), *[
         (f"{one.step:,}", str(one.about.get("saved", "")), _number(one.number("loss")), _number(one.held_out_loss),
-         count(speed) if (speed := one.number("tokens_per_s")) else "", memory(one.bytes),
-         "lowest held-out loss" if losses and one.held_out_loss == min(losses) else "") for one in found]])
+         _number(one.number("tokens_per_s")), memory(one.bytes), marks.get(one.step, "")) for one in found]])
 
 
 def show(run: Run, step: Step = None, as_json: Json = False) -> None:
@@ -41,7 +45,7 @@ def show(run: Run, step: Step = None, as_json: Json = False) -> None:
 
     one = one_of(run, step)
     files = {file.name: file.stat().st_size for file in sorted(one.path.iterdir())}
-    rows = [(key, str(value)) for key, value in one.about.items() if not isinstance(value, dict)]
+    rows = [(key, _number(value)) for key, value in one.about.items() if not isinstance(value, dict)]
     rows += [(key, ", ".join(f"{name} {_number(part)}" for name, part in value.items()))
              for key, value in one.about.items() if isinstance(value, dict) and value]
     screen.tell({"event": "checkpoint", **_plain(one), "files": files},
@@ -59,7 +63,14 @@ def verify(run: Run, as_json: Json = False) -> int:
     for one, why in found:
         screen.tell({"event": "checkpoint", "path": str(one.path), "whole": why is None, "why_not": why},
                     [(one.path.name, "whole" if why is None else f"not whole: {why}")], as_json=as_json)
-    return screen.FAILED if any(why for _, why in found) else 0
+    whole = [one.path.name for one, why in found if why is None]
+    if len(whole) == len(found):
+        return 0
+    if not as_json:
+        screen.print_rows([("Cure", f"`powertrain train --resume {run}` goes on from {whole[-1]}, the newest whole one; "
+                            "restore copies of the others, or move their folders away" if whole else
+                            "restore a copy of one of them, or start a new run with another --output")])
+    return screen.FAILED
 
 
 def compare(run: Run, first: Annotated[int, typer.Argument(help="Step of the first checkpoint.")],
@@ -68,8 +79,11 @@ def compare(run: Run, first: Annotated[int, typer.Argument(help="Step of the fir
 
     Their losses and speed, and how far the weights moved.
     """
-    from powertrain.run.checkpoints import changes, one_of
+    from powertrain.run.checkpoints import changes, found_in, one_of
 
+    if first == second:
+        steps = ", ".join(str(one.step) for one in found_in(run))
+        raise WrongUse(f"step {first} is named twice; name two checkpoints of {run}, of the steps {steps}")
     before, after = one_of(run, first), one_of(run, second)
     moved = changes(before, after)
     if as_json:
@@ -89,7 +103,7 @@ def prune(run: Run, keep: Annotated[int, typer.Option(min=1, help="Number of the
           as_json: Json = False) -> None:
     """Delete old checkpoints of a run that is not training.
 
-    The newest stay, and the one with the lowest held-out loss.
+    The newest checkpoints and the one with the lowest held-out loss stay.
     """
     from powertrain.run.checkpoints import prune as prune_run
     from powertrain.run.folder import existing, locked
@@ -106,7 +120,7 @@ def _plain(one: Checkpoint) -> dict[str, Any]:
 
 
 def _number(value: object) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "" if value is None else str(value)
+    return count(value) if isinstance(value, int) or abs(value) >= 1000 else f"{value:#.4g}"
 

@@ -50,8 +50,10 @@ def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: S
     """Print columns that wrap within the terminal's width; without a terminal, each row is one long line."""
     from rich.table import Table
 
+    from powertrain.report.result import printable
+
     out = console(stderr=stderr)
-    rows = [tuple(row) for row in rows]
+    rows = [tuple(map(printable, row)) for row in rows]
     if not out.is_terminal:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
         for row in rows:
@@ -68,6 +70,8 @@ def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: S
 
 def explain(error: Exception, *, as_json: bool) -> int | None:
     """Print in one sentence what went wrong; return the exit code, or None for our own fault, which needs its traceback."""
+    from powertrain.report.result import printable
+
     fields: dict[str, Any] = {}
     if isinstance(error, UserError):
         message, code, fields = str(error), error.exit_code, error.fields()
@@ -87,5 +91,5 @@ def explain(error: Exception, *, as_json: bool) -> int | None:
         return None
     if as_json:
         print_json({"event": "error", "message": message, "exit_code": code, **fields})
-    print(f"powertrain: {message}", file=sys.stderr)
+    print(f"powertrain: {printable(message)}", file=sys.stderr)
     return code

@@ -272,22 +272,23 @@ def what_is_wrong(path: Path) -> str | None:
     """Return the first thing that is wrong with a checkpoint; None for a whole one."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        written_format, files = manifest["format"], manifest["files"]
+        written_format, files = manifest["format"], dict(manifest["files"])
         expected = files_of(int(manifest.get("shards", 1)))
     except FileNotFoundError:
-        return f"{MANIFEST} is missing, so it was never finished"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
+        return f"{MANIFEST} is missing, so the checkpoint was never finished"
+    except OSError as error:
+        return f"{MANIFEST} cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return f"{MANIFEST} was cut off or changed"
     if written_format not in (FORMAT, SHARDED_FORMAT):
         return f"it has format {written_format}, and this version reads format {SHARDED_FORMAT}; upgrade powertrain"
     if set(files) - MAY_BE != set(expected):
-        return f"{MANIFEST} lists {sorted(files)} where {sorted(expected)} belong"
+        return f"{MANIFEST} lists {', '.join(sorted(files))} where {', '.join(sorted(expected))} belong"
     for name in files:
         if not (path / name).is_file():
             return f"{name} is missing"
-        if (found := _entry(path / name)) != files[name]:
-            return f"{name} is damaged: {found['bytes']:,} bytes with sha256 {found['sha256'][:12]}, where " \
-                   f"{files[name].get('bytes')} bytes with {str(files[name].get('sha256'))[:12]} were written"
+        if _entry(path / name) != files[name]:
+            return f"{name} is damaged: its size or its sha256 is not that of the file that was written"
     return None
 
 
