@@ -45,7 +45,7 @@ def convert(subject: Subject) -> Conversion:
     if subject.framework == "deepspeed" or (subject.settings and all(key.startswith("accelerate.") for key in
                                                                      subject.settings)):
         raise WrongUse(f"{subject.path} sets how a training is launched and distributed, not what is trained; convert the "
-                       "script or config that it is used with")
+                       "training script or config that uses this file")
     tunes = is_fine_tuning(subject)
     data, missing = data_of(subject)
     accounts = [*_model(subject, tunes), *_method(subject, tunes), *data, *_batch(subject)]

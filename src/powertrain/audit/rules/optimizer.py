@@ -229,7 +229,7 @@ def logging_each_step(subject: Subject, where: Circumstances) -> Findings:
     """The loss is logged at every step."""
     steps = subject.run_steps(where.data)
     if LOGGING in subject.settings and subject.interval_steps("logging", steps) == 1 and (steps or SHORT_RUN + 1) > SHORT_RUN:
-        yield found("low", LOGGING, edits=set_to(subject, LOGGING, 10))
+        yield found("low", LOGGING, edits=set_to(subject, LOGGING, 10), case="cpu" if where.on_cpu else "")
 
 
 @rule
