@@ -63,7 +63,7 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
         raise WrongUse("--verify writes no file; use --output with --convert or --apply")
     if machine is not None and (verify or to_recipe or elsewhere):
         why = "--verify measures on this machine" if verify else "--convert and --elsewhere look at no machine"
-        raise WrongUse(f"{why}; leave --machine {machine} out{', or run the command on that machine' * verify}")
+        raise WrongUse(f"{why}; leave --machine {machine[:100]} out{', or run the command on that machine' * verify}")
     if verify:
         _verify(path, budget=budget, as_json=as_json)
         return 0
