@@ -61,6 +61,8 @@ GROUP = ("def group(examples):\n    joined = {{k: sum(examples[k], []) for k in 
 "len(joined['input_ids'])\n"
          "    return {{k: [t[i:i + 128] for i in range(0, total, 128)] for k, t in joined.items()}}{more}\n")
 
+TOLD = "accelerator = Accelerator(gradient_accumulation_steps=4)\nmodel, optimizer = accelerator.prepare(model, optimizer)\n"
+BACKWARD = ("loss = model(batch).mean()", "accelerator.backward(loss)", *PLAIN[2:])
 # rule -> (a script where it fires, its near miss)
 CASES: dict[str, tuple[str, str]] = {
     "item_each_step": (loop(*PLAIN, "total += loss.item()"), loop(*PLAIN, "if i % 50 == 0:", "    print(loss.item())")),
@@ -72,6 +74,8 @@ CASES: dict[str, tuple[str, str]] = {
     "gradients_cleared_early": (loop(*PLAIN[:2], "optimizer.zero_grad()", "optimizer.step()"),
                                 loop("optimizer.zero_grad()", *PLAIN[:3])),
     "accumulation_not_divided": (loop("loss = model(batch).mean()", "loss.backward()", *STEP), loop(*ACCUMULATED, *STEP)),
+    "accumulation_never_begun": (loop(*BACKWARD, before=TOLD), loop("with accelerator.accumulate(model):", *(
+        f"    {line}" for line in BACKWARD), before=TOLD)),
     "mean_of_means": (loop("ids = tokenizer(batch, padding=True)", *ACCUMULATED, *STEP, before=TOKENIZER),
                       loop("ids = tokenizer(batch)", *ACCUMULATED, *STEP, before=TOKENIZER)),
     "scheduler_each_micro_batch": (loop(*ACCUMULATED, *STEP, "scheduler.step()"),

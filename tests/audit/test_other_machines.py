@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from audit_subjects import GIB, UNKNOWN, cpu, examples, gpu, here, model, script, software
+from setting_cases import SETTING_CASES
 
 from powertrain.audit.audit import audit, audit_subject, read_subject
 from powertrain.audit.device import asks_for_cuda
@@ -22,7 +24,8 @@ from powertrain.records.findings import Audit, Finding
 FOLDER = Path(__file__).parent
 FILES = [path for folder in ("documents", "everyday", "clean") for path in sorted((FOLDER / folder).iterdir())
          if path.suffix in (".py", ".yaml", ".yml", ".json")]
-FOR_ANY = {"config_000.yaml", "config_003.yaml"}         # these name no device, and nothing that only a GPU does
+# these name no device, and nothing that only a GPU does
+FOR_ANY = {"config_000.yaml", "config_003.yaml", "training_config_004.py"}
 BY_NAME = {rule.name: rule for rule in RULES}
 LOOP = """import torch
 model = torch.nn.Linear(8, 8)
@@ -104,6 +107,35 @@ def test_a_config_says_it_and_a_recipe_of_powertrain_is_for_any_machine(text: st
     assert asked(text, tmp_path, name="config.yaml") == what
 
 
+@pytest.mark.parametrize(("settings", "what"), [
+    ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}, None),
+    ({"fp16": {"enabled": "auto"}, "train_batch_size": "auto"}, None),
+    ({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, None),
+    ({"train_batch_size": 8, "fp16": {"enabled": True}}, "fp16.enabled: true"),
+    ({"train_batch_size": 8, "zero_optimization": {"stage": 2}}, "zero_optimization.stage: 2"),
+    ({"train_batch_size": 8, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+     "zero_optimization.offload_optimizer.device: cpu")])
+def test_of_deepspeeds_file_only_what_divides_or_offloads_or_computes_in_fp16(settings: dict[str, Any], what: str | None,
+                                                                              tmp_path: Path) -> None:
+    assert asked(json.dumps(settings, indent=1), tmp_path, name="ds.json") == what
+
+
+@pytest.mark.parametrize(("line", "what"), [
+    ('accelerator = accelerate.Accelerator(mixed_precision="bf16")', None),
+    ('accelerator = accelerate.Accelerator(mixed_precision="fp16")', 'mixed_precision="fp16"'),
+    ('os.environ["CUDA_VISIBLE_DEVICES"] = "0"', 'os.environ["CUDA_VISIBLE_DEVICES"] = "0"'),
+    ('os.environ["CUDA_VISIBLE_DEVICES"] = ""', None)])
+def test_accelerate_computes_in_bf16_on_a_cpu_too(line: str, what: str | None, tmp_path: Path) -> None:
+    assert asked("import accelerate\nimport os\n" + LOOP.replace("LINE", line), tmp_path) == what
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    ("compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 1\n", None),
+    ("compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\ngpu_ids: all\nnum_processes: 1\n", "gpu_ids: all")])
+def test_accelerates_file_says_it_by_its_gpus(text: str, what: str | None, tmp_path: Path) -> None:
+    assert asked(text, tmp_path, name="default_config.yaml") == what
+
+
 def test_a_mac_is_not_taken_for_a_machine_without_a_gpu(tmp_path: Path) -> None:
     either = 'model.to("mps" if torch.backends.mps.is_available() else "cuda")'
     assert asked(LOOP.replace("LINE", either), tmp_path, "mps") is None
@@ -162,6 +194,21 @@ def test_the_facts_of_another_machine_are_used_with_its_software(tmp_path: Path,
     assert "transformers 4.40.0" in found.environment["installed there"]
     severity = {one.rule: one.severity for one in found.findings}
     assert (severity["removed_names"], severity["bf16_without_hardware"]) == ("low", "critical")
+
+
+@pytest.mark.parametrize("machine", ["h100", "m4-max", ""])
+def test_what_was_measured_on_a_cpu_is_not_said_of_another_machine(machine: str, tmp_path: Path) -> None:
+    there = Circumstances(machine_of(machine, tmp_path)) if machine else UNKNOWN
+    said = {}
+    for name, (case, _) in SETTING_CASES.items():
+        for finding in BY_NAME[name].find(case.subject(tmp_path), there):
+            said[name] = f"{finding.title}. {finding.why}. {finding.expected.says} ({finding.expected.basis})"
+    assert "logging_each_step" in said
+    assert [text for text in said.values() if re.search(r"study|claim|\bCPU\b(?! offload)|no GPU", text)] == []
+    asked = script(tmp_path / "train.py", "transformers", training__logging_steps=1)
+    finding, = BY_NAME["logging_each_step"].find(asked, here(cpu()))
+    assert finding.expected.says == "no measurable gain (claim 003-14)"
+    assert "GPU" not in finding.why
 
 
 def test_the_cpu_of_this_machine_can_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from powertrain.audit.audit import audit, read_subject
+from powertrain.audit.convert import convert
 from powertrain.audit.edits import make_patch
 from powertrain.audit.subject import Circumstances
 from powertrain.records import Software, UserError
@@ -50,6 +51,10 @@ for batch in loader:
     scheduler.step()
     optimizer.zero_grad()
 """
+
+
+ACCUMULATED = ACCELERATED.replace("Accelerator()", "Accelerator(gradient_accumulation_steps=4)").replace("LENGTH\n", "")
+WITHIN = "    with accelerator.accumulate(model):\n"
 
 
 def found(text: str, folder: Path, where: Circumstances = TODAY) -> dict[str, Finding]:
@@ -258,3 +263,46 @@ def test_no_cut_of_a_script_ends_in_a_traceback(cut: int, tmp_path: Path) -> Non
     for odd in (text[:cut], text[cut:], text[:cut] + "\0" + text[cut:], text[:cut] + "lambda *a, **b: (yield)" + text[cut:]):
         with suppress(UserError):
             found(odd, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ accelerate's accumulation
+
+
+def loop_of(*lines: str) -> str:
+    """The accelerated script with these lines as its loop."""
+    return ACCUMULATED.partition("for batch")[0] + "for i, batch in enumerate(loader):\n" + "".join(
+        f"    {line}\n" for line in ("loss = model(batch).mean()", *lines))
+
+
+STEPPED = ("optimizer.step()", "scheduler.step()", "optimizer.zero_grad()")
+
+
+@pytest.mark.parametrize(("text", "fires"), [
+    (ACCUMULATED, True), (ACCUMULATED.replace("steps=4", "steps=1"), False),
+    (ACCUMULATED.replace("steps=4", "steps=args.n"), False),
+    (loop_of("accelerator.backward(loss)", "if accelerator.sync_gradients:", *(f"    {line}" for line in STEPPED)), True),
+    (loop_of("accelerator.backward(loss)", "if (i + 1) % 4 == 0:", *(f"    {line}" for line in STEPPED)), False),
+    (loop_of("accelerator.backward(loss)", "if ready(i):", *(f"    {line}" for line in STEPPED)), False),
+    (loop_of("for part in range(4):", "    accelerator.backward(loss)", *STEPPED), False),
+    (ACCUMULATED.replace("for batch", "held = stack.enter_context(accelerator.accumulate(model))\nfor batch"), False),
+    (ACCUMULATED.replace("steps=4", "steps=4, deepspeed_plugin=DeepSpeedPlugin()"), False)])
+def test_accelerate_accumulates_only_within_accumulate(text: str, fires: bool, tmp_path: Path) -> None:
+    finding = found(text, tmp_path).get("accumulation_never_begun")
+    assert (finding is not None) == fires
+    assert finding is None or (finding.severity, "divides each loss by 4" in finding.why) == ("moderate", True)
+    assert "accumulation_not_divided" not in found(text, tmp_path), "accelerator.backward divides by itself"
+
+
+def test_a_batch_that_is_never_accumulated_is_not_multiplied(tmp_path: Path) -> None:
+    loader = "loader = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)\noptimizer ="
+    whole, path = ACCUMULATED.replace("optimizer =", loader, 1), tmp_path / "train.py"
+    patch, batches = make_patch([found(whole, tmp_path)["accumulation_never_begun"]]), {}
+    for text in (whole, patch.after[str(path)]):
+        path.write_text(text, encoding="utf-8")
+        subject = read_subject(path)
+        batches[WITHIN in text] = subject.examples_per_step, convert(subject).values["train_batch_size"]
+        why = {account.key: account.why for account in convert(subject).accounts}
+        assert ("no `with accelerator.accumulate" in why["accelerate.gradient_accumulation_steps"]) == (WITHIN not in text)
+    assert batches == {False: (8, 8), True: (32, 32)}
+    assert "8 examples in place of 32" in found(whole, tmp_path)["accumulation_never_begun"].why
+    assert "accumulation_never_begun" not in found(text, tmp_path)

@@ -87,7 +87,7 @@ def test_both_arms_run_and_learn_the_same(beside: Path, cli: Cli) -> None:
     (("config.yaml", "--convert", "--machine", "h100"), "look at no machine; leave --machine h100 out"),
     (("config.yaml", "--elsewhere", "--machine", "h100"), "look at no machine; leave --machine h100 out"),
     (("config.yaml", "--machine", "x100"), "known kinds are b200, h200"),
-    (("config.yaml", "--machine", "facts.json"), "there is no such file; `powertrain facts --output")])
+    (("config.yaml", "--machine", "facts.json"), "No such file or directory; `powertrain facts --output")])
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(words: tuple[str, ...], says: str, beside: Path, cli: Cli) -> None:
     (beside / "notes.txt").write_text("hello\n")
     (beside / "other.json").write_text('{"compilerOptions": {"strict": true}, "include": ["src"]}')

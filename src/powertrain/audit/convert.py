@@ -45,7 +45,7 @@ def convert(subject: Subject) -> Conversion:
     if subject.framework == "deepspeed" or (subject.settings and all(key.startswith("accelerate.") for key in
                                                                      subject.settings)):
         raise WrongUse(f"{subject.path} sets how a training is launched and distributed, not what is trained; convert the "
-                       "script or config that it is used with")
+                       "training script or config that uses this file")
     tunes = is_fine_tuning(subject)
     data, missing = data_of(subject)
     accounts = [*_model(subject, tunes), *_method(subject, tunes), *data, *_batch(subject)]
@@ -197,6 +197,9 @@ def _nested(pins: Mapping[str, Any]) -> dict[str, Any]:
 def _launched(subject: Subject, key: str, value: Any) -> Aside:
     if key == "accelerate.mixed_precision":
         return None
+    if key == "accelerate.gradient_accumulation_steps":
+        return "it is part of train_batch_size" if BATCH[1] in subject.settings else \
+            "no `with accelerator.accumulate(model)` uses it, so each batch is an optimizer step"
     if key == "accelerate.num_processes" and value != 1:
         return {}, f"the batches of all its processes are one step's batch here; --processes {value} shares it among as many"
     return "a recipe does not say how a run is spread: `powertrain train --processes N` does (docs/many-devices.md)"

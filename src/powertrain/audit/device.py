@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import replace
 
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Subject
@@ -9,13 +10,15 @@ from powertrain.records.findings import Evidence
 
 # settings that a run on a CPU or on a Mac's GPU cannot follow, or would not have
 FOR_CUDA = ("training.tf32", "training.use_liger_kernel", "training.deepspeed", "training.fsdp", "model.device_map",
-            "quantisation.load_in_4bit", "quantisation.load_in_8bit", "accelerate.deepspeed_config", "accelerate.fsdp_config")
-SECTIONS = ("deepspeed.", "fsdp.")
+            "quantisation.load_in_4bit", "quantisation.load_in_8bit", "accelerate.deepspeed_config", "accelerate.fsdp_config",
+            "accelerate.gpu_ids", "environment.CUDA_VISIBLE_DEVICES")
+# of DeepSpeed's file what divides or offloads a GPU's memory: a batch size is one of any machine
+SECTIONS = ("deepspeed.zero_optimization.stage", "deepspeed.zero_optimization.offload", "fsdp.")
 VALUES = {"model.attn_implementation": ("flash_attention_2", "flash_attention_3", "xformers"),
           "training.ddp_backend": ("nccl",), "training.torch_compile_mode": ("reduce-overhead",),
-          "accelerate.distributed_type": ("MULTI_GPU", "DEEPSPEED", "FSDP")}
+          "deepspeed.fp16.enabled": (True,), "accelerate.distributed_type": ("MULTI_GPU", "DEEPSPEED", "FSDP")}
 HALF = {"training.fp16": (True,), "training.bf16": (True,), "accelerate.mixed_precision": ("fp16",)}
-ON_CPUS_TOO = ("pytorch", "character-transformer", "nanogpt")        # these compute bf16 on a CPU without a word
+ON_CPUS_TOO = ("pytorch", "character-transformer", "nanogpt")        # these compute in half precision on a CPU without a word
 CPU = {"training.use_cpu": (True,), "accelerate.use_cpu": (True,), "environment.device": ("cpu",),
        "model.device_map": ("cpu", {"": "cpu"}), "environment.CUDA_VISIBLE_DEVICES": ("", "-1")}
 NAMED, MPS = re.compile(r"cuda(:\d*)?|nccl|cudnn"), re.compile("mps")
@@ -29,11 +32,13 @@ def asks_for_cuda(subject: Subject, device: str) -> Evidence | None:
             script is not None and device == "mps" and _named_in(script, MPS) is not None):
         return None                          # a recipe is for whatever machine it is planned on
     values = VALUES | (HALF if device == "cpu" and subject.framework not in ON_CPUS_TOO else {})
+    if subject.framework == "accelerate":
+        values.pop("training.bf16", None)    # which accelerate computes on a CPU too; fp16 it refuses there
     for key, setting in subject.settings.items():
         is_device = key == "environment.device" and NAMED.fullmatch(str(setting.value)) is not None
         is_on = subject.on(key) and (key in FOR_CUDA or key.startswith(SECTIONS))
         if is_device or is_on or setting.value in values.get(key, ()):
-            return setting.evidence
+            return replace(setting.evidence, what=".".join([*key.split(".")[1:-1], setting.spelled]))
     found = _named_in(script, NAMED) if script is not None else None
     return Evidence(script.lines[found.lineno - 1].strip(), script.place(found)) if script and found else None
 

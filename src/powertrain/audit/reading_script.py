@@ -28,7 +28,7 @@ from powertrain.audit.expressions import Expressions, Made, Unread, is_known, pl
 from powertrain.audit.following import Followed, follow
 from powertrain.audit.known_calls import unwrapped
 from powertrain.audit.script import Loop, Script, Setting, inside, parse
-from powertrain.audit.steps import Step, outermost
+from powertrain.audit.steps import Step, never_accumulates, outermost
 from powertrain.audit.subject import Framework, Subject
 
 READING = (".item", ".tolist", "float")       # what copies a number from the device
@@ -215,6 +215,8 @@ def read_script(path: Path, text: str | None = None) -> Subject:
     for key, setting in sorted(found, key=lambda one: isinstance(one[1].value, Unread)):
         if key not in unknown:
             put(settings, unread, key, setting)
+    if "accelerate.gradient_accumulation_steps" in settings and never_accumulates(script):
+        settings.pop("training.gradient_accumulation_steps", None)       # each batch is a step
     return Subject(path, framework(followed), settings, unread, unknown, script)
 
 

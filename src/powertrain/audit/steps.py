@@ -136,6 +136,16 @@ class Step:
         return any(self.script.name(item.context_expr).endswith(".accumulate") for call in self.backward
                    for block in call.context for item in block.items)
 
+    @property
+    def updates_each_pass(self) -> bool:
+        """Return whether the optimizer surely steps after each backward pass of a loop that uses accelerate.
+
+        `if accelerator.sync_gradients:` holds at each pass where nothing calls `accelerator.accumulate`.
+        """
+        conditions = [condition for call in self.optimizer_steps for condition in call.conditions]
+        return bool(self.backward and self.optimizer_steps) and not any(call.micro for call in self.calls) and all(
+            last_name(condition.test) == "sync_gradients" for condition in conditions)
+
 
 @dataclass
 class _Walk:
@@ -188,6 +198,12 @@ def training_steps(script: Script) -> list[Step]:
                     around[0])
         found.setdefault(step.node, step)
     return list(found.values())
+
+
+def never_accumulates(script: Script) -> bool:
+    """Return whether the gradient_accumulation_steps of an Accelerator hold back no update: nothing enters `accumulate`."""
+    steps = [] if script.says("accumulate", "_do_sync", "set_sync_gradients", "DeepSpeed") else training_steps(script)
+    return bool(steps) and all(step.updates_each_pass for step in steps)
 
 
 def step_code(script: Script) -> list[Step]:

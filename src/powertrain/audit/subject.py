@@ -96,6 +96,11 @@ class Circumstances:
         return self.devices is not None and self.devices <= 1
 
     @property
+    def on_cpu(self) -> bool:
+        """Return whether the machine is known to have no GPU."""
+        return self.hardware is not None and self.hardware.device == "cpu"
+
+    @property
     def cores(self) -> int | None:
         """Return the number of cores; None where it is not known, as of machines whose figures are published."""
         return self.hardware.cores or None if self.hardware is not None else None

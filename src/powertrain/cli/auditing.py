@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     Where = Callable[[Subject], Circumstances]
 
 STDOUT = Path("-")
-PUBLISHED = "published figures, not measured: a speed by these is an upper bound; its software and cores are not known"
+PUBLISHED = "published figures, not measured: real runs are slower. The machine's software and cores are not known"
 NOT_HERE = ("assumed elsewhere: torch sees no NVIDIA GPU here, and {place} asks for one ({asked}). Rules on hardware and "
-            "software are left out; --machine h100, or that machine's facts.json, applies them (--machine cpu: of this one)")
+            "software are left out; --machine h100, or that machine's facts.json, applies them. "
+            "--machine cpu applies them for the CPU of this machine")
 TASTE = "the fix changes what is learned, and the finding is small: decide yourself"
 
 
@@ -62,7 +63,7 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
         raise WrongUse("--verify writes no file; use --output with --convert or --apply")
     if machine is not None and (verify or to_recipe or elsewhere):
         why = "--verify measures on this machine" if verify else "--convert and --elsewhere look at no machine"
-        raise WrongUse(f"{why}; leave --machine {machine} out{', or run the command on that machine' * verify}")
+        raise WrongUse(f"{why}; leave --machine {machine[:100]} out{', or run the command on that machine' * verify}")
     if verify:
         _verify(path, budget=budget, as_json=as_json)
         return 0

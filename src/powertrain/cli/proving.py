@@ -199,7 +199,8 @@ def diagnose(words: Annotated[list[str] | None, typer.Argument(
         raise WrongUse(f"--price-per-hour={price_per_hour:g} is below 0; name what an hour of this machine costs")
     seconds = budget_s(budget)
     if machine is not None and (probe or price_per_hour is not None):
-        raise WrongUse(f"--machine {machine} is not here, so only its checks are made; leave --probe and --price-per-hour out")
+        raise WrongUse(f"--machine {machine[:100]} is not here, so only its checks are made; leave --probe and "
+                       "--price-per-hour out")
     found = _of_run(words, machine) if _names_a_run(words) else _of_recipe(
         words, seconds, price_per_hour, probe=machine is None and probe is not False, machine=machine)
     _print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)

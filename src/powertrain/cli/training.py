@@ -229,6 +229,12 @@ def facts(words: Words = None, as_json: Json = False,
     from powertrain.recipe import resolve_words
     from powertrain.run.prepare import prepare
 
+    if output is not None and output.exists() and not output.is_file():
+        what = f"folder; name a file, such as {output / 'facts.json'}" if output.is_dir() else \
+            "pipe, a socket or a device; name a file, such as facts.json"
+        raise WrongUse(f"--output {output} is a {what}")
+    if output is not None and not output.parent.is_dir():
+        raise WrongUse(f"--output {output}: there is no folder {output.parent}; make it first")
     if measure:
         say("measuring the machine")
         hardware.forget_peaks(cache_folder())

@@ -27,6 +27,7 @@ from powertrain.records import Facts, NotApplied, Plan, RunFailed, UnknownFact, 
 from powertrain.records.events import Evaluated, Sample, Saved, Step
 from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
 from powertrain.records.plan import PinError, PinRefused, PinsClash
+from powertrain.records.sizes import digits
 from powertrain.records.timeline import Sharing, sharing
 from powertrain.run.folder import continued, existing
 from powertrain.run.prepare import Prepared, prepare
@@ -123,11 +124,13 @@ def environment_of(prepared: Prepared) -> Mapping[str, str]:
     facts = prepared.facts
     hardware, software = facts.hardware, facts.software
     named = ("powertrain", "python", "torch", "transformers", "peft", "bitsandbytes")
-    peaks = ", ".join(f"{dtype} {peak / 1e12:.3g} TFLOP/s" for dtype, peak in sorted(hardware.peak_flops_per_s.items()))
+    peaks = [f"{dtype} {peak / 1e12:.3g} TFLOP/s" for dtype, peak in sorted(hardware.peak_flops_per_s.items())]
+    bandwidth = [f"{digits(hardware.bandwidth_bytes_per_s / 1e9)} GB/s"] if hardware.bandwidth_bytes_per_s else []
+    unknown = " and ".join(["rates of products"] * (not peaks) + ["bandwidth"] * (not bandwidth))
+    rates = [", ".join(peaks + bandwidth), f"{unknown}: not {hardware.basis}" if unknown else ""]
     return {"machine": _machine(hardware.name, hardware.device, hardware.cores, hardware.processes),
             "memory": f"{hardware.free_memory_bytes / 2**30:.3g} of {hardware.memory_bytes / 2**30:.3g} GiB free",
-            hardware.basis: f"{peaks}, {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else
-                        "not measured",
+            hardware.basis: "; ".join(filter(None, rates)),
             "software" if hardware.basis == "measured" else "installed here":         # there, it is not known
                 ", ".join(f"{name} {software.versions[name]}" for name in named if name in software.versions),
             "model": f"{facts.model.family}, {facts.model.parameters:,} parameters, {facts.model.method}",

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from functools import cache as cached
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 from powertrain.facts.hardware import datasheet, read_hardware, shared_by
 from powertrain.facts.model import hardware_from_json
@@ -24,6 +25,7 @@ from powertrain.records.json_files import read_json
 
 ALL = "all"                  # the kind that stands for each of them
 FORM = re.compile(r"(?:(?P<nodes>[1-9]\d{0,5})x)?(?:(?P<devices>[1-9]\d{0,5})x)?(?P<kind>[a-z][a-z0-9-]*)")
+SHOWN = 100                  # characters of --machine that an error repeats
 UNPUBLISHED_S = 0.0          # the latency of a message: it is left out, and the plan says so
 
 
@@ -33,19 +35,23 @@ def machine_of(words: str, cache: Path) -> Hardware:
     Raises WrongUse for words of another form and for a kind without a row.
     """
     match = FORM.fullmatch(words.lower())
-    known = ", ".join((*kinds(), "cpu"))
+    known, words = ", ".join((*kinds(), "cpu")), words[:SHOWN]
     if match is None:
-        raise WrongUse(f"--machine {words[:40]} is not NODESxDEVICESxKIND or a facts.json; use for "
+        raise WrongUse(f"--machine {words} is not NODESxDEVICESxKIND or a facts.json; use for "
                        f"example 64x8xh100 or 8xh100 (kinds: {known})")
     nodes, devices, kind = int(match["nodes"] or 1), int(match["devices"] or 0), match["kind"]
     if not devices:                          # of 8xh100 the first number is matched as nodes
         nodes, devices = 1, nodes
     if kind == "cpu":
-        return shared_by(read_hardware(cache), nodes * devices, devices)
+        here = read_hardware(cache)
+        if here.device == "cpu" and devices > here.cores:
+            raise WrongUse(f"--machine {words}: {devices} processes are more than the {here.cores} cores of this machine; "
+                           f"use at most --machine {here.cores}xcpu")
+        return shared_by(here, nodes * devices, devices)
     if kind == ALL:
         raise WrongUse(f"--machine {words} is for `powertrain plan`; name one kind here: {known}")
     if (found := kind_of(kind)) is None:
-        raise WrongUse(f"--machine {words}: no figures are known for {kind}; known kinds are {known}")
+        raise WrongUse(f"--machine {words}: no figures are known for {kind[:SHOWN]}; known kinds are {known}")
     if _is_mac(found) and nodes * devices > 1:
         raise WrongUse(f"--machine {words}: a Mac has one GPU, and Powertrain trains on one Mac; use {found}")
     return _published(_rows()[found], nodes, devices)
@@ -78,13 +84,16 @@ def machine_and_software(words: str, cache: Path) -> tuple[Hardware, Software]:
         hardware = machine_of(words, cache)
         return hardware, read_software(hardware)
     writes = "`powertrain facts --output facts.json` writes such a file on the other machine"
-    if not Path(words).is_file():
-        raise WrongUse(f"--machine {words}: there is no such file; {writes}")
+    path, words = Path(words), words[:SHOWN]
     try:
-        found = read_json(Path(words))
-        return _sensible(hardware_from_json(found["hardware"])), Software(**found["software"])
+        mode = path.stat().st_mode
     except OSError as error:
-        raise WrongUse(f"--machine {words} cannot be read: {error.strerror}") from None
+        raise WrongUse(f"--machine {words} cannot be read: {error.strerror}; {writes}") from None
+    if not S_ISREG(mode):
+        raise WrongUse(f"--machine {words} is a {'folder' if S_ISDIR(mode) else 'pipe, a socket or a device'}; {writes}")
+    try:
+        found = read_json(path)
+        return _sensible(hardware_from_json(found["hardware"])), Software(**found["software"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise WrongUse(f"--machine {words} holds no facts of this version of powertrain; {writes}") from None
 

@@ -281,25 +281,29 @@ def _expected(estimate: Estimate | None, facts: Facts) -> Row:
 
 def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:
     """Return (fact, value, source) of all facts, and of software that is missing."""
-    software = [*((part, version, "installed") for part, version in facts.software.versions.items()),
+    where = "" if facts.hardware.basis == "measured" else " here; not known of that machine"
+    software = [*((part, version, f"installed{where}") for part, version in facts.software.versions.items()),
                 *((part, "not usable", reason) for part, reason in facts.software.missing.items())]
     return [*_hardware_rows(facts.hardware), *software, *_model_rows(facts.model), *_data_rows(facts.data)]
 
 
 def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:
     capability = hardware.compute_capability
-    basis = hardware.basis
-    known = [("device", "device", hardware.device), ("name", "name", hardware.name), ("cores", "cores", str(hardware.cores)),
+    basis, several = hardware.basis, hardware.devices * hardware.nodes
+    divided = f", {hardware.devices} in each of {hardware.nodes} nodes" if hardware.nodes > 1 else ""
+    known = [("device", "device", hardware.device), ("name", "name", hardware.name),
+             ("devices", "devices", f"{several}{divided}" if several > 1 else ""),
+             ("cores", "cores", str(hardware.cores or "")),
              ("GPU that is not used", "idle_gpu", f"{idle.because}; {idle.cure}" if (idle := hardware.idle_gpu) else ""),
              ("memory", "memory_bytes", memory(hardware.memory_bytes)),
-             ("free memory", "free_memory_bytes", memory(hardware.free_memory_bytes)),
-             ("instructions", "instructions", ", ".join(hardware.instructions) or "unknown"),
+             ("free memory", "free_memory_bytes", memory(hardware.free_memory_bytes) if basis == "measured" else ""),
+             ("instructions", "instructions", ", ".join(hardware.instructions)),
              ("compute capability", "compute_capability", "{}.{}".format(*capability) if capability else ""),
              ("architecture", "architecture", hardware.architecture),
              *((f"{basis} {dtype}", "peak_flops_per_s", flops(peak)) for dtype, peak in hardware.peak_flops_per_s.items()),
              *((f"datasheet {dtype}", "datasheet_flops_per_s", flops(peak))
-               for dtype, peak in hardware.datasheet_flops_per_s.items()),
-             *((name, field, f"{speed / 1e9:.3g} GB/s") for name, field, speed in (
+               for dtype, peak in hardware.datasheet_flops_per_s.items() if basis == "measured"),
+             *((name, field, f"{digits(speed / 1e9)} GB/s") for name, field, speed in (
                  (f"{basis} bandwidth", "bandwidth_bytes_per_s", hardware.bandwidth_bytes_per_s),
                  (f"{basis} copy to and from the host", "host_link_bytes_per_s", hardware.host_link_bytes_per_s)) if speed)]
     return ((name, value, hardware.sources.get(field, "")) for name, field, value in known if value)

@@ -77,7 +77,7 @@ def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
     """Make a rule of a function of a subject and its circumstances."""
     @wraps(ask)
     def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        return (worded(ask.__name__, subject) for worded in ask(subject, where))
+        return (_without_our_figures(worded(ask.__name__, subject), where) for worded in ask(subject, where))
 
     said = wording()[ask.__name__]
     return Rule(ask.__name__, said["rests_on"], asked, frozenset(said.get("gives_way_to", "").split()))
@@ -90,6 +90,12 @@ def code_rule(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule
         return ask(subject.script, subject, where) if subject.script is not None else iter(())
 
     return rule(of_script)
+
+
+def _without_our_figures(finding: Finding, where: Circumstances) -> Finding:
+    """Return the finding; without what our studies found, which are of a CPU, where the machine is not known to be one."""
+    ours = finding.expected.basis.startswith("study:")
+    return replace(finding, expected=findings.UNMEASURED) if ours and not where.on_cpu else finding
 
 
 def _phrase(part: str, text: str, facts: Mapping[str, Any]) -> str:

@@ -215,7 +215,7 @@ def loader_needs_workers(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def workers_beyond_cores(subject: Subject, where: Circumstances) -> Findings:
     """The loader has more worker processes than there are cores."""
-    cores, on_cpu = where.cores, where.hardware is not None and where.hardware.device == "cpu"
+    cores, on_cpu = where.cores, where.on_cpu
     for key in WORKERS:
         workers = int(subject.number(key) or 0) * subject.processes
         if key in subject.settings and cores is not None and workers > cores:
@@ -274,7 +274,7 @@ def tokenizers_parallelism(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def threads_fixed(subject: Subject, where: Circumstances) -> Findings:
     """The number of threads is fixed, and is not that of this machine."""
-    cores, on_cpu = where.cores, where.hardware is not None and where.hardware.device == "cpu"
+    cores, on_cpu = where.cores, where.on_cpu
     for key in THREADS:
         asked = str(subject.value(key))
         if cores is None or not asked.isdigit():

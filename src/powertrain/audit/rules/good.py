@@ -45,7 +45,7 @@ def good_packing(subject: Subject, where: Circumstances) -> Findings:
 def good_precision(subject: Subject, where: Circumstances) -> Findings:
     """The run computes in the type that the hardware is made for."""
     dtype, hardware = subject.products_dtype, where.hardware
-    refused = hardware is not None and hardware.device == "cpu" and subject.framework in TRAINERS
+    refused = where.on_cpu and subject.framework in TRAINERS
     starts = not refused or subject.is_on("training.use_cpu")
     if dtype == "bf16" and starts and (hardware is None or unit_of(hardware, "bf16")):
         yield found("good", asked_for(subject, "training.bf16"), unit=unit_of(hardware, "bf16") if hardware else None,

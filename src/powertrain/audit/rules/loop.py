@@ -25,7 +25,7 @@ def _taken_out(script: Script, *nodes: ast.AST) -> Edits:
 @code_rule
 def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop waits for the device at every step, to read a number."""
-    alone = where.hardware is not None and where.hardware.device == "cpu"
+    alone = where.on_cpu
     for step in step_code(script):
         waits = [call for call in step.named(*WAITING) if call.each_pass]
         waits += [call for call in step.named("float") if call.each_pass and len(call.node.args) == 1

@@ -218,9 +218,8 @@ def cache_while_training(subject: Subject, where: Circumstances) -> Findings:
 def cache_emptied(subject: Subject, where: Circumstances) -> Findings:
     """The trainer empties the allocator's cache every few steps."""
     if subject.value(EMPTYING):
-        on_gpu = where.hardware is None or where.hardware.device == "cuda"
-        yield found("moderate" if on_gpu else "low", EMPTYING, edits=removed(subject, EMPTYING),
-                    case="" if on_gpu else "no GPU")
+        yield found("low" if where.on_cpu else "moderate", EMPTYING, edits=removed(subject, EMPTYING),
+                    case="no GPU" if where.on_cpu else "")
 
 
 @code_rule

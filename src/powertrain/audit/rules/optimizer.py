@@ -2,16 +2,18 @@
 
 import ast
 import math
+from dataclasses import replace
 
-from powertrain.audit.edits import moved, set_to, with_argument, with_line, with_text
+from powertrain.audit.edits import Edits, indent, indented, moved, set_to, with_argument, with_line, with_text
 from powertrain.audit.rules.base import Findings, at_most, code_rule, evaluation_share, found, reckonable, rule, tokens_per_step
 from powertrain.audit.script import FunctionNode, Script, last_name
-from powertrain.audit.steps import SCHEDULERS, Step, StepCall, outermost, training_steps
+from powertrain.audit.steps import SCHEDULERS, Step, StepCall, never_accumulates, outermost, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.cost.work import step_work
 from powertrain.records.findings import UNMEASURED, Expected, Severity
 
 OPTIM, CLIPPING, FUSED = "training.optim", "training.max_grad_norm", "adamw_torch_fused"
+ACCELERATED = "accelerate.gradient_accumulation_steps"       # whose backward divides by them
 REMOVED = ("adamw_hf", "adamw_apex_fused")
 SINCE = (5,)                                 # transformers
 ZEROED_BY_OTHERS = (".backward_step", "deepspeed.initialize", "lightning.Fabric", "lightning.fabric.Fabric")
@@ -134,6 +136,29 @@ def _is_a_wrapper(script: Script, owner: ast.AST) -> bool:
 
 
 @code_rule
+def accumulation_never_begun(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Accelerate is told to accumulate gradients, and the loop never does."""
+    times, batch = int(subject.number(ACCELERATED) or 1), subject.examples_per_step
+    if times > 1 and never_accumulates(script):
+        step = training_steps(script)[0]
+        owner = step.backward[0].owner or step.node
+        divided = script.is_made_by(owner, "Accelerator")
+        yield found("moderate", ACCELERATED, step.backward[0].node, step.optimizer_steps[0].node, times=times, divided=divided,
+                    batch=batch, meant=batch and batch * times, edits=_accumulated(script, step, owner) if divided else ())
+
+
+def _accumulated(script: Script, step: Step, accelerator: ast.AST) -> Edits:
+    """Return the edit that puts the loop's body under `accelerator.accumulate`, where the prepared model has one name."""
+    prepared = {given.id for call in script.calls(".prepare") for given in call.args if isinstance(given, ast.Name)}
+    models = prepared & {script.words(call.node.func) for call in step.calls}
+    inner, deeper = indent(script, step.node.body[0]), len(indent(script, step.node))
+    if len(models) != 1 or len(inner) <= deeper or not script.is_within(accelerator, step.node):
+        return ()
+    return tuple(replace(edit, text=f"{inner}with {script.words(accelerator)}.accumulate({models.pop()}):\n{edit.text}")
+                 for edit in indented(script, step.node.body, inner[deeper:]))
+
+
+@code_rule
 def accumulation_not_divided(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients of several micro-batches are summed where their mean was meant."""
     for step in training_steps(script):
@@ -142,7 +167,7 @@ def accumulation_not_divided(script: Script, subject: Subject, where: Circumstan
         divides = any((isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, (ast.Div, ast.Mult))) or
                       (isinstance(node, ast.Call) and script.name(node).endswith((".div_", ".div", ".mul_")))
                       for node in script.reached(*step.node.body))
-        if accumulation is None or step.accumulates_by_accelerate or divides:
+        if accumulation is None or step.accumulates_by_accelerate or divides or (subject.number(ACCELERATED) or 1) > 1:
             continue
         passed, every = step.backward[0].node, script.words(accumulation.every)
         edits = with_text(script, passed.func.value, f"({script.words(passed.func.value)} / {every})") if (
@@ -229,7 +254,7 @@ def logging_each_step(subject: Subject, where: Circumstances) -> Findings:
     """The loss is logged at every step."""
     steps = subject.run_steps(where.data)
     if LOGGING in subject.settings and subject.interval_steps("logging", steps) == 1 and (steps or SHORT_RUN + 1) > SHORT_RUN:
-        yield found("low", LOGGING, edits=set_to(subject, LOGGING, 10))
+        yield found("low", LOGGING, edits=set_to(subject, LOGGING, 10), case="cpu" if where.on_cpu else "")
 
 
 @rule
