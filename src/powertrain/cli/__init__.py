@@ -56,7 +56,7 @@ app = group(
     callback=first_options, result_callback=exit_with)
 app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", {
     "list": reporting.list_runs, "show": reporting.show, "compare": reporting.compare}))
-app.add_typer(name="checkpoints", typer_instance=group("List, verify, compare, move and delete checkpoints.", {
+app.add_typer(name="checkpoints", typer_instance=group("List, check, move and delete checkpoints.", {
     "list": checkpoints.list_all, "show": checkpoints.show, "verify": checkpoints.verify, "compare": checkpoints.compare,
     "plot": checkpoints.plot, "upload": checkpoints.upload, "fetch": checkpoints.fetch, "prune": checkpoints.prune}))
 app.add_typer(name="data", typer_instance=group("Check, show and prepare data before training.", {
