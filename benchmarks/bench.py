@@ -27,6 +27,7 @@ from conditions import Conditions, InTurns, conditions, refuse_busy_machine, rep
 from nanogpt import prepare_nanogpt
 from peer import Peer
 from preparing import measure as measure_preparing
+from saving import measure as measure_saving
 from starting import measure as measure_starting
 
 from powertrain.cli.options import cache_folder, say
@@ -43,7 +44,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
 REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
-OTHERS = {"prepare": measure_preparing, "start": measure_starting}       # cases that take no steps by turns
+# cases that take no steps by turns
+OTHERS = {"prepare": measure_preparing, "start": measure_starting, "saving": measure_saving}
 # A step of a peer can take most of a minute. What comes first after a pause is not timed, because page faults can slow it down.
 PACE = Pace(window_s=2.0, pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_s=1.0, least_lead_in=1)
 

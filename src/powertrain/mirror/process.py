@@ -142,13 +142,21 @@ def upload_all(run: Path, listener: Listener) -> bool:
 
 
 def main(run: Path) -> int:
-    with contextlib.suppress(AttributeError, OSError):
-        os.nice(19)                          # it takes what the training leaves
+    _take_what_is_left()
     settings = settings_of(run)
     assert settings is not None              # the training writes them first
     orders = Orders()
     orders.listen()
     return DONE if Uploader(run, settings, orders).work() else NotDurable.exit_code
+
+
+def _take_what_is_left() -> None:
+    """Run only while a core has nothing else to do, where the system knows that; else at the lowest priority."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except (AttributeError, OSError):
+        with contextlib.suppress(AttributeError, OSError):
+            os.nice(19)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from powertrain.report.page import Block, Figure, Findings, Missing, Number, Sec
 from powertrain.report.study import Study
 from powertrain.report.words import duration, is_number, listed, memory, pins_in_words
 
+MOST_LOST = 0.02             # of the time, that saves every 100 s may take
 LATE = "not reached within the budget"       # of candidates in studies from before `reached` was stored
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid")
 PEAK, PREDICTED = "peak MiB", "predicted MiB"            # columns of a bench's table
@@ -227,6 +228,22 @@ def _stamps(found: Sequence[tuple[str, Mapping[str, float]]], title: str = "") -
     stages = list(dict.fromkeys(name for _, stamps in found for name in stamps))
     return Table(("caches", *(f"{name} (s)" for name in stages)),
                  tuple((kind, *(stamps.get(name) for name in stages)) for kind, stamps in found), title)
+
+
+def saving(study: Study) -> Findings:
+    """Read a study of what saves and uploads cost the training beside them."""
+    found = study["findings"]
+    upload, lost = found["beside_an_upload"], found["lost_share"]
+    beside = "no interval had enough steps beside an upload" if upload is None else (
+        f"a step beside an upload takes {upload['median']:.3f} times ({upload['low']:.3f} to {upload['high']:.3f}) as long as one "
+        "beside nothing")
+    verdict = f"{found['saves']} saves of {memory(found['bytes'])} lost {lost:.1%} of the training's time; {beside}."
+    rows = [(number, ratio) for number, ratio in enumerate(found["ratios"], 1)]
+    return Findings(verdict, "good" if lost < MOST_LOST and (upload is None or upload["low"] < 1 + MOST_LOST / 2) else "bad", (
+        Number(f"{lost:.2%}", "of the time lost to saves", f"{found['waited_share']:.2%} of it waiting"),
+        Number(duration(found["step_s"]["median"]), "a step beside nothing", "")), (), (
+        Section("Each interval between two saves", (Table(("interval", "step time beside an upload over a quiet one"),
+                                                          tuple(rows)),)),))
 
 
 # ------------------------------------------------------------------------------------------------ crippled recipes
