@@ -235,8 +235,8 @@ def saving(study: Study) -> Findings:
     found = study["findings"]
     upload, lost = found["beside_an_upload"], found["lost_share"]
     beside = "no interval had enough steps beside an upload" if upload is None else (
-        f"a step beside an upload takes {upload['median']:.3f} times ({upload['low']:.3f} to {upload['high']:.3f}) as long as one "
-        "beside nothing")
+        f"a step beside an upload takes {upload['median']:.3f} times ({upload['low']:.3f} to {upload['high']:.3f}) as long as "
+        "one beside nothing")
     verdict = f"{found['saves']} saves of {memory(found['bytes'])} lost {lost:.1%} of the training's time; {beside}."
     rows = [(number, ratio) for number, ratio in enumerate(found["ratios"], 1)]
     return Findings(verdict, "good" if lost < MOST_LOST and (upload is None or upload["low"] < 1 + MOST_LOST / 2) else "bad", (
