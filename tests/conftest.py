@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -62,12 +63,18 @@ def shakespeare() -> Path:
     return path
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A small text with some structure, of which a tiny model can learn something."""
-    path = tmp_path / "text.txt"
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small text with some structure, of which a tiny model can learn something. No test changes it."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def source(text: Path, tmp_path: Path) -> Path:
+    """The same text, in the test's own folder."""
+    return Path(shutil.copy(text, tmp_path))
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +100,12 @@ def cli(cache: Path, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
         return run_cli(words, cache, folder, fault)
 
     return run
+
+
+@pytest.fixture
+def words(text: Path) -> list[str]:
+    """The command of a run that takes a second, into the folder run."""
+    return ["train", f"data={text}", *TINY, "--output", "run"]
 
 
 @pytest.fixture

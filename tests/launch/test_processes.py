@@ -59,13 +59,6 @@ def wait_until(what: str, done: object, command: Command, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
 def words(text: Path) -> list[str]:
     return [f"data={text}", *TINY, *LONG]
 

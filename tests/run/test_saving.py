@@ -18,23 +18,11 @@ AnEvent = TypeVar("AnEvent", bound=Event)
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
 def unbroken(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("unbroken")
     code, _, err = run_cli(["train", f"data={text}", *TINY, "--output", "run"], cache, folder)
     assert code == 0, err
     return weights(folder / "run")
-
-
-@pytest.fixture
-def words(text: Path) -> list[str]:
-    return ["train", f"data={text}", *TINY, "--output", "run"]
 
 
 def happened(run: Path, kind: type[AnEvent]) -> list[AnEvent]:
