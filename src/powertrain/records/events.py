@@ -3,32 +3,18 @@
 event_log.py writes and reads them. docs/events.schema.json is made from these classes (`make schema`).
 """
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, dataclass_transform
+from dataclasses import field
+from typing import Any
 
+from powertrain.records.errors import named
+from powertrain.records.event import Event as Event
+from powertrain.records.event import Note as Note
+from powertrain.records.event import RunWarning as RunWarning
+from powertrain.records.event import Told as Told
 from powertrain.records.sizes import memory
 
 VERSION = 2                  # of these classes; `start` and `resume` carry it. Version 1 told warnings as sentences
-
-
-def _now() -> float:
-    return round(time.time(), 3)
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that happened in a run. Every subclass is such a dataclass too."""
-
-    kind: ClassVar[str] = ""
-    time: float = field(default_factory=_now)            # of the day, in seconds since 1970
-    step: int = 0                                        # optimizer steps that were done
-    more: Mapping[str, Any] = field(default_factory=dict)    # fields of a later version
-
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Unknown(Event):
@@ -171,26 +157,6 @@ class End(Event):
 # ------------------------------------------------------------------------------------------------ warnings and notes
 
 
-class Told(Event):
-    """A warning or a note: something that is also shown to people, as a sentence made from its fields."""
-
-    about: ClassVar[str] = ""
-    says: ClassVar[str] = ""                 # the sentence, with names of fields in it
-    message: str = ""                        # the sentence itself, where it was not made from fields
-
-    @property
-    def sentence(self) -> str:
-        """Return the warning or note for people."""
-        unknown = f"a {self.kind} that this version of powertrain does not know: {dict(self.more)}"
-        return self.message or self.says.format_map(vars(self)) or unknown
-
-
-class RunWarning(Told):
-    """A warning. This class itself is one of version 1 that no kind below covers, or one of a later version."""
-
-    kind = "warning"
-
-
 class OutOfMemory(RunWarning):
     """A pass of step `step` + 1 ran out of memory; the step is taken again in smaller passes."""
 
@@ -205,6 +171,40 @@ class OutOfMemory(RunWarning):
         return (f"step {self.step + 1:,} ran out of memory ({self.said}). It is repeated in passes of at most "
                 f"{self.after_tokens:,} tokens instead of {self.before_tokens:,}, with the same batch of "
                 f"{self.train_batch_size} examples. plan.json now holds the smaller passes")
+
+
+class UpdateSkipped(RunWarning):
+    """The update of `step` was not made: its loss or gradient norm is not finite, or a spike. Data and schedule went on."""
+
+    about = "update_skipped"
+    loss: float
+    grad_norm: float
+    spike: bool = False                      # both are finite, and far above those of the steps before
+    examples: tuple[int, ...] = ()           # numbers (from 0) of the training examples, of bad passes where some are not bad
+    in_row: int = 1                          # updates that were not made, with this one
+    most: int = 0                            # of them in a row, that the recipe allows
+
+    @property
+    def sentence(self) -> str:
+        why = "is far above that of the steps before it" if self.spike else "is not finite"
+        return (f"step {self.step:,} changed no weight: its loss or gradient norm {why} (loss {self.loss:.4g}, norm "
+                f"{self.grad_norm:.4g}; training examples {named(self.examples)}). It is number {self.in_row} in a row, and "
+                f"max_skipped_steps={self.most}")
+
+
+class Rewound(RunWarning):
+    """After too many bad steps, the run went back to the checkpoint of `step`, and goes on with the data after them."""
+
+    about = "rewound"
+    says = ("the updates of {in_row} steps in a row, up to step {bad_step:,}, were not made, so the run went back to its "
+            "checkpoint of step {step:,} (rewind {rewinds} of {most}). It goes on with the examples after those of step "
+            "{bad_step:,}")
+    bad_step: int                            # the last one
+    in_row: int = 1                          # of bad steps
+    examples: tuple[int, ...] = ()           # of the last bad step
+    passed_over: int = 0                     # batches between a step's number and that of its batch, from now on
+    rewinds: int = 1
+    most: int = 1
 
 
 class CheckpointFailed(RunWarning):
@@ -331,12 +331,6 @@ class ListenerFailed(RunWarning):
     about = "listener_failed"
     says = "the display of the run failed ({why}). Training goes on; events.jsonl has every event"
     why: str
-
-
-class Note(Told):
-    """Something worth knowing that asks for nothing."""
-
-    kind = "note"
 
 
 class TechniqueNote(Note):

@@ -22,7 +22,7 @@ from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, events, to_plain
 from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit
 from powertrain.records.json_files import write_json
-from powertrain.run import saving
+from powertrain.run import bad_steps, saving
 from powertrain.run.disk import check_disk, refused
 from powertrain.run.fits import cures, largest_pass, with_smaller_passes
 from powertrain.run.folder import RunFolder
@@ -30,6 +30,7 @@ from powertrain.run.learned import keep_speed
 from powertrain.run.links import keep_link, measure_link
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
+from powertrain.training.checkpoint import refuse_broken, save_checkpoint
 from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
 from powertrain.training.pipeline import stages_gathered
@@ -51,6 +52,8 @@ def run(part: Part) -> None:
     gc.freeze()                              # the objects that exist now stay; the collector need not look at them each time
     with saving.saves_of(part) as saves:
         state, total_steps = part.state, part.prepared.total_steps
+        if state.step == 0 and bad_steps.may_rewind(part.prepared.recipe):
+            _save_beginning(part)
         setup, steps = part.setup, part.steps()
         while state.step < total_steps and part.stopped_by is None:
             too_large = None
@@ -66,7 +69,11 @@ def run(part: Part) -> None:
             else:
                 part.pending.append(result)
                 _between(part, saves, ledger)
-            if part.setup is not setup:      # a step or an evaluation needed smaller passes
+            rewound, part.rewind_from = part.rewind_from, None
+            if rewound is not None:
+                saving.finish(part, saves)
+                bad_steps.rewind(part, rewound)
+            if rewound is not None or part.setup is not setup:       # a step or an evaluation needed smaller passes
                 setup, steps = part.setup, part.steps()
     if part.stopped_by is None:
         write_model(part)
@@ -81,6 +88,14 @@ def _learn_link(part: Part) -> None:
         link = measure_link(part.ranks, part.setup.device.type)
         if part.ranks.is_writer and cache is not None:
             keep_link(cache, hardware, link)
+
+
+def _save_beginning(part: Part) -> None:
+    """Save the state before the first step, so that a rewind always has a place to go back to."""
+    try:
+        save_checkpoint(part.folder.checkpoints, part.state, part.ranks)
+    except OSError as error:
+        part.emit(refused(part, error, 0))
 
 
 def exit_code(part: Part) -> int:
@@ -102,6 +117,8 @@ def _between(part: Part, saves: saving.Saves, ledger: MemoryLedger | None) -> No
     due = saving.is_due(part, saves)
     if last or stop or evaluating or due or ledger is not None or state.step % recipe.logging_steps == 0:
         part.read_steps()
+    if part.rewind_from is not None:
+        return
     if ledger is not None:                   # after the watched step itself: events stand in the order in which things happened
         part.emit_memory(ledger)
     if last or (evaluating and not stop):
@@ -140,13 +157,13 @@ def _evaluate(part: Part, *, final: bool) -> None:
 
 def go_on_smaller(part: Part, said: str) -> None:
     """Halve the passes of the plan, in force and on disk. Raises DoesNotFit where that is impossible."""
-    state, step, before = part.state, part.state.step, largest_pass(part.setup, part.state.step)
+    state, step, before = part.state, part.state.step, largest_pass(part.setup, part.state.batch)
     stays = state.updating or part.ranks.lockstep        # in lockstep the others are in the midst of this very pass
     if not stays or part.ranks.world == 1:   # else the others are elsewhere, and wait for another exchange
         part.read_steps()                    # whose passes are those of the setup that made them
     if not state.updating:
         clear_step(state)
-    smaller = None if stays else with_smaller_passes(part.prepared, part.setup, step)
+    smaller = None if stays else with_smaller_passes(part.prepared, part.setup, state.batch)
     if smaller is None:
         raise DoesNotFit(step + 1, said, before, cures(part.prepared, judged=False), updating=state.updating)
     part.prepared, part.setup = smaller
@@ -154,7 +171,7 @@ def go_on_smaller(part: Part, said: str) -> None:
     part.taken = 0
     if part.ranks.is_writer:
         write_json(part.folder.plan, planner.to_json(part.prepared.plan))
-    part.emit(events.OutOfMemory(step=step, before_tokens=before, after_tokens=largest_pass(part.setup, step),
+    part.emit(events.OutOfMemory(step=step, before_tokens=before, after_tokens=largest_pass(part.setup, state.batch),
                                  train_batch_size=part.setup.train_batch_size, said=said))
 
 
@@ -173,7 +190,8 @@ def clear_step(state: State) -> None:
 
 
 def write_model(part: Part) -> None:
-    """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable."""
+    """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable and WeightsNotFinite."""
+    refuse_broken(part.state, part.ranks)
     model, keep = part.setup.model, part.ranks.is_writer
     with gathered(model, keep=keep), stages_gathered(model, keep=keep):
         refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)

@@ -12,6 +12,7 @@ gives the same state other bytes each time, and loads without an error where a s
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from powertrain.data.publishing import sync
 from powertrain.models.kernels.slabs import SLAB_BYTES, Slabs, pinned
 from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
+from powertrain.training.guard import Guard
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
@@ -65,7 +67,7 @@ class Save:
 
     def __init__(self, folder: Path, state: State, ranks: Ranks = ALONE, *, beside: bool = True,
                  about: Mapping[str, Any] | None = None) -> None:
-        _refuse_broken(state, ranks)
+        refuse_broken(state, ranks)
         self.step, self._ranks = state.step, ranks
         self.path = folder / f"step-{state.step:06d}"
         self._temporary = Path(ranks.agree(str(folder / f".tmp-{state.step:06d}-{os.getpid()}")))
@@ -155,11 +157,13 @@ class Save:
             raise self._failed
 
 
-def _refuse_broken(state: State, ranks: Ranks) -> None:
+def refuse_broken(state: State, ranks: Ranks) -> None:
     """Raise WeightsNotFinite in all processes where a trained weight of one of them is not finite."""
     parts = {name: own_part(parameter) for name, parameter in _trained(state).items()}
-    extremes = {name: torch.stack(torch.aminmax(part.detach())) for name, part in parts.items() if part.numel()}
-    broken = [name for name, ends in extremes.items() if not bool(torch.isfinite(ends).all())]
+    extremes = {name: torch.stack(torch.aminmax(part.detach())).isfinite().all()
+                for name, part in parts.items() if part.numel()}
+    finite = torch.stack([*extremes.values()]).tolist() if extremes else []      # one wait for the device
+    broken = [name for name, is_finite in zip(extremes, finite, strict=True) if not is_finite]
     if (found := ranks.first(broken or None)) is not None:
         raise WeightsNotFinite(state.step, len(found), found[0])
 
@@ -222,7 +226,8 @@ def _staged(state: State, ranks: Ranks, take: Callable[[Tensor], Tensor]) -> Fil
         files[shard_name(name, shard, shards)] = as_safetensors(held, metadata)
     if shard == 0:
         plain = {"step": state.step, "trained_tokens": state.trained_tokens, "clipped_steps": int(state.clipped_steps),
-                 "evaluations": state.evaluations, "scaler": state.scaler.state_dict()}
+                 "evaluations": state.evaluations, "scaler": state.scaler.state_dict(),
+                 **({"guard": state.guard.stored()} if state.guard else {})}
         files[counters] = [json.dumps(plain, indent=1).encode()]
     return files
 
@@ -257,10 +262,10 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]:
-    """Return the newest checkpoint that verifies, and (name, reason) of each newer one that does not."""
+def newest_checkpoint(folder: Path, until: float = math.inf) -> tuple[Path | None, list[tuple[str, str]]]:
+    """Return the newest checkpoint, of step `until` at most, that verifies, and (name, reason) of newer ones that do not."""
     rejected: list[tuple[str, str]] = []
-    for path in reversed(checkpoints_in(folder).values()):
+    for path in (path for step, path in reversed(checkpoints_in(folder).items()) if step <= until):
         reason = what_is_wrong(path)
         if reason is None:
             return path, rejected
@@ -317,14 +322,22 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
     state.clipped_steps.fill_(plain["clipped_steps"])
     if plain["scaler"]:
         state.scaler.load_state_dict(plain["scaler"])
+    if "guard" in plain:                     # a run that has rewound needs one, whatever it is to do from now on
+        state.guard = state.guard or Guard.on(state.clipped_steps.device, spikes=False)
+        state.guard.restore(plain["guard"])
 
 
 def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
     """Delete all but the newest checkpoints and the one with the lowest held-out loss. What a link leads to is not touched."""
     published = checkpoints_in(folder)
-    evaluated = [step for step in published if step in evaluations]
+    evaluated = [step for step in published if math.isfinite(evaluations.get(step, math.nan))]
     kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
-    for path in (path for step, path in published.items() if step not in kept and not path.is_symlink()):
+    delete(path for step, path in published.items() if step not in kept and not path.is_symlink())
+
+
+def delete(checkpoints: Iterable[Path]) -> None:
+    """Delete checkpoints."""
+    for path in checkpoints:
         (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
         shutil.rmtree(path)
 
