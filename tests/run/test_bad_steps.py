@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,9 @@ import torch
 
 from driver import TINY
 from powertrain.recipe import resolve
-from powertrain.records import RunFailed
 from powertrain.records.errors import GradientNotFinite, LossNotFinite, TooManyBadSteps, WeightsNotFinite
 from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.events import End, Event, Rewound, Saved, Step, UpdateSkipped
-from powertrain.run import bad_steps
 from powertrain.run.folder import RunFolder, continued
 from powertrain.run.part import Part, continued_run, new_run
 from powertrain.run.prepare import prepare
@@ -284,13 +282,17 @@ def test_after_the_last_rewind_the_run_stops(train: Start, tmp_path: Path) -> No
     assert list(checkpoints_in(folder.checkpoints)) == [0, 4]
 
 
-def test_a_later_checkpoint_that_cannot_be_deleted_is_told(train: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(checkpoints: Iterator[Path]) -> None:
-        raise PermissionError(13, "Permission denied")
+def test_checkpoints_of_steps_that_come_again_are_set_aside_and_what_links_lead_to_stays(train: Start, tmp_path: Path) -> None:
+    def linked(part: Part, means: dict[str, torch.Tensor]) -> None:
+        place = part.folder.checkpoints / "step-000005"
+        if not place.is_symlink():
+            (tmp_path / "elsewhere").mkdir()
+            place.symlink_to(tmp_path / "elsewhere")
+        nan_loss(part, means)
 
-    monkeypatch.setattr(bad_steps, "delete", refused)
-    with pytest.raises(RunFailed, match=r"went back to step 4, and a later checkpoint .* Permission denied"):
-        train("run", "on_nan=rewind", "max_skipped_steps=0", bad={5})
+    folder = train("run", "on_nan=rewind", "max_skipped_steps=0", bad={5}, poison=linked)
+    assert (tmp_path / "elsewhere").is_dir()
+    assert [path.name[:20] for path in folder.checkpoints.glob("rejected-*")] == ["rejected-step-000005"]
 
 
 # ------------------------------------------------------------------------------------------------ spikes

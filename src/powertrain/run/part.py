@@ -159,14 +159,14 @@ class Part:
         """
         if not self.pending:
             return
-        good = torch.zeros((), device=self.setup.device)
+        recipe, guard, good = self.prepared.recipe, self.state.guard, torch.zeros((), device=self.setup.device)
         numbers = torch.stack([torch.stack([result.loss, result.grad_norm, *result.metrics.values(),
                                             good if result.bad is None else result.bad.float()])
                                for result in self.pending]).tolist()
         each = self.ranks.each([OwnStep(result.own_tokens, result.laps.parts()) for result in self.pending])
         shared = list(zip(*each, strict=True))
         for result, own, (loss, norm, *metrics, bad) in zip(self.pending, shared, numbers, strict=True):
-            if (error := bad_steps.error_of(self, result, loss, norm)) is not None:
+            if (error := bad_steps.error_of(recipe, self.setup, result, loss, norm)) is not None:
                 raise error
             parts = own[0].parts
             self.step_s.append(sum(parts.values()))
@@ -177,11 +177,14 @@ class Part:
                                metrics=dict(zip(result.metrics, metrics, strict=True)), **shares_of(own))
             self.since_save.append(step)
             self.emit(step)
-            if self.state.guard is not None and not bad:
-                self.state.guard.in_row = 0
-            elif bad and (found := bad_steps.skipped(self, result, loss, norm)) is not None:
-                self.rewind_from = found
-                break
+            if guard is not None and not bad:
+                guard.in_row = 0
+            elif guard is not None:
+                told = bad_steps.skipped(recipe, self.setup, guard, result, loss, norm)
+                self.emit(told)
+                if bad_steps.must_rewind(recipe, guard, told):
+                    self.rewind_from = told
+                    break
         self.pending.clear()
         self._name_stragglers(shared)
         self.record.flush_now_and_then()
@@ -232,15 +235,12 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         prepared, setup = _with_length(prepared, setup, record)
         if ranks.is_writer:
             run_folder.write_beginning(folder, to_plain(prepared.facts), planner.to_json(prepared.plan), prepared.resolved)
-        part = Part(prepared, setup, _first_state(prepared, setup), folder, record, write_sample, interrupt)
+        state = replace(new_state(setup, prepared.recipe.weight_decay), guard=bad_steps.guard_of(prepared.recipe, setup.device))
+        part = Part(prepared, setup, state, folder, record, write_sample, interrupt)
         with _until_the_end(part):
             part.emit(events.Start(**_start_fields(part)), durable=True)
             _emit_notes(part, failed)
             yield part
-
-
-def _first_state(prepared: Prepared, setup: Setup) -> State:
-    return replace(new_state(setup, prepared.recipe.weight_decay), guard=bad_steps.guard_of(prepared.recipe, setup.device))
 
 
 def _with_length(prepared: Prepared, setup: Setup, record: Record) -> tuple[Prepared, Setup]:
@@ -262,8 +262,8 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
     """Open a run at its newest whole checkpoint, with its own plan."""
     with _in_folder(ranks, lambda: folder), ranks.watched(folder.path) as ranks, listen() as interrupt:
         setup = build_setup(prepared).shared_by(ranks)
-        part = Part(prepared, setup, _first_state(prepared, setup), folder,
-                    Record(EventLog(folder.events), listener, ranks), write_sample, interrupt)
+        state = replace(new_state(setup, prepared.recipe.weight_decay), guard=bad_steps.guard_of(prepared.recipe, setup.device))
+        part = Part(prepared, setup, state, folder, Record(EventLog(folder.events), listener, ranks), write_sample, interrupt)
         if ranks.is_writer:
             clear_leftovers(folder.checkpoints)
         ranks.barrier()

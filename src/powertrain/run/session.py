@@ -30,7 +30,7 @@ from powertrain.run.learned import keep_speed
 from powertrain.run.links import keep_link, measure_link
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
-from powertrain.training.checkpoint import refuse_broken, save_checkpoint
+from powertrain.training.checkpoint import checkpoints_in, load_checkpoint, newest_checkpoint, refuse_broken, save_checkpoint
 from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
 from powertrain.training.pipeline import stages_gathered
@@ -52,7 +52,7 @@ def run(part: Part) -> None:
     gc.freeze()                              # the objects that exist now stay; the collector need not look at them each time
     with saving.saves_of(part) as saves:
         state, total_steps = part.state, part.prepared.total_steps
-        if state.step == 0 and bad_steps.may_rewind(part.prepared.recipe):
+        if state.step == 0 and "rewind" in (part.prepared.recipe.on_nan, part.prepared.recipe.on_spike):
             _save_beginning(part)
         setup, steps = part.setup, part.steps()
         while state.step < total_steps and part.stopped_by is None:
@@ -72,7 +72,7 @@ def run(part: Part) -> None:
             rewound, part.rewind_from = part.rewind_from, None
             if rewound is not None:
                 saving.finish(part, saves)
-                bad_steps.rewind(part, rewound)
+                rewind(part, rewound)
             if rewound is not None or part.setup is not setup:       # a step or an evaluation needed smaller passes
                 setup, steps = part.setup, part.steps()
     if part.stopped_by is None:
@@ -150,6 +150,33 @@ def _evaluate(part: Part, *, final: bool) -> None:
         text = recipe.sample.prompt + part.write_sample(part.prepared, part.setup, recipe.sample.tokens)
         part.ranks.put_away()
         part.emit(events.Sample(step=step, text=text, seconds=time.perf_counter() - began))
+
+
+# ------------------------------------------------------------------------------------------------ back to a checkpoint
+
+
+def rewind(part: Part, bad: events.UpdateSkipped) -> None:
+    """Load the newest whole checkpoint from before the bad steps, and go on with the data after them.
+
+    A checkpoint made between the bad steps holds the weights from before them. Those of later steps than the loaded one are set
+    aside: the steps come again, with other data.
+    """
+    state, guard, folder = part.state, part.state.guard, part.folder.checkpoints
+    assert guard is not None
+    rewinds, next_batch, found = guard.rewinds + 1, bad.step + guard.passed_over, None
+    if part.ranks.is_writer:
+        found = newest_checkpoint(folder, bad.step - bad.in_row)[0] or newest_checkpoint(folder)[0]
+    if (found := part.ranks.agree(found)) is None:
+        raise bad_steps.too_many(bad, "there is no whole checkpoint to go back to")
+    state.optimizer.state.clear()            # step 0 has none that would take its place
+    load_checkpoint(found, state)
+    guard.in_row, guard.rewinds, guard.passed_over = 0, rewinds, next_batch - state.step
+    part.since_save.clear()
+    for step, path in checkpoints_in(folder).items() if part.ranks.is_writer else ():
+        if step > state.step:
+            path.rename(folder / f"rejected-{path.name}-{time.time_ns()}")
+    part.emit(events.Rewound(step=state.step, bad_step=bad.step, in_row=bad.in_row, examples=bad.examples, rewinds=rewinds,
+                             passed_over=guard.passed_over, most=part.prepared.recipe.max_rewinds), durable=True)
 
 
 # ------------------------------------------------------------------------------------------------ smaller passes

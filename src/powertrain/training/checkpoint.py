@@ -332,12 +332,7 @@ def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) ->
     published = checkpoints_in(folder)
     evaluated = [step for step in published if math.isfinite(evaluations.get(step, math.nan))]
     kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
-    delete(path for step, path in published.items() if step not in kept and not path.is_symlink())
-
-
-def delete(checkpoints: Iterable[Path]) -> None:
-    """Delete checkpoints."""
-    for path in checkpoints:
+    for path in (path for step, path in published.items() if step not in kept and not path.is_symlink()):
         (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
         shutil.rmtree(path)
 

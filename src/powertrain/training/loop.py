@@ -101,6 +101,7 @@ class StepResult:
     laps: Laps                               # what the step's time went into
     metrics: Sums                            # of the objective, each () fp32, mean over the step's units
     terms: Mapping[int, Tensor]              # of the loss, () fp32: those of this process's passes, by the pass's place
+    batch: int                               # its number in the order of the data, from 0
     bad: Tensor | None = None                # () bool: the update was not made; None without a guard
 
 
@@ -156,7 +157,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         state.trained_tokens += trained
         loss = means.pop("loss")
         yield StepResult(state.step, loss, grad_norm, trained, real, padding, sum(own[-2:]), learning_rate, laps, means, terms,
-                         state.guard.bad if state.guard else None)
+                         state.batch - 1, state.guard.bad if state.guard else None)
         laps = Laps(setup.device)
 
 

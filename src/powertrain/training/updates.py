@@ -48,10 +48,9 @@ class RunOptimizer(torch.optim.Optimizer):
         return norm
 
     def step_unless(self, bad: Tensor) -> None:
-        """Update the weights, unless `bad`, () bool on the device.
+        """Update the weights, unless `bad`, () bool on the device. A fused update reads it there, else the host waits for it.
 
-        A fused update reads `bad` there; for any other the host waits for it, and for the first of torch's fused SGD, which
-        would leave the momentum without a value.
+        In its first update torch's fused SGD would leave the momentum without a value.
         """
         if self.defaults.get("fused") and (self.state or not self.defaults.get("momentum")):
             self.found_inf = bad.float()

@@ -100,7 +100,7 @@ def _before(run: RunRecord, place: int) -> Iterator[str]:
 def bad_steps(run: RunRecord) -> Iterator[Finding]:
     """Updates were not made, because a loss or gradient was not finite or a spike, or the run went back to a checkpoint.
 
-    on_nan and on_spike ask for this. The weights did not change in these steps, so nothing is lost but their time.
+    The weights did not change in these steps, so nothing is lost but their time.
     """
     skipped, rewound = run.history.of(UpdateSkipped), run.history.of(Rewound)
     if skipped or rewound:
