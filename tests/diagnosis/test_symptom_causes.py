@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_histories import STEP_S, STEPS, events, falling, level, norms, record, start
-from test_symptoms import CASES, NAN, OOM, SLOW_PROCESS, shared, slow, spiked
+from test_symptoms import BAD, CASES, NAN, OOM, SLOW_PROCESS, shared, slow, spiked
 
 from powertrain.diagnosis.diagnose import causes_of
 from powertrain.diagnosis.observed import Bound
@@ -59,6 +59,29 @@ class TestNotFinite:
     def test_weights_that_are_not_finite_are_told_by_the_end(self):
         end = NAN | {"message": "after step 80 3 weights are not finite, a.b the first; nothing was saved"}
         assert "3 weights" in only(record(events(falling(80), held_out={}, end=end)), "not_finite").title
+
+    def test_the_ends_of_a_guarded_run_are_told(self):
+        end = NAN | {"error": {"kind": "gradient_not_finite", "step": 81, "norm": "inf"}}
+        found = only(record(events(falling(80), held_out={}, end=end)), "not_finite")
+        assert "gradient is not finite (inf) at step 81" in found.title
+        end = NAN | {"error": {"kind": "too_many_bad_steps", "step": 86, "in_row": 6}}
+        found = only(record(events(falling(80), held_out={}, end=end)), "not_finite")
+        assert "step after step at step 81" in found.title
+
+    def test_steps_whose_updates_were_not_made_end_nothing(self):
+        losses = [*falling(99), math.nan, *falling(100)]
+        run = record(events(losses, held_out={}, between=[BAD]))
+        assert not [one for one in symptoms_of(run) if one.rule == "not_finite"]
+        assert "training examples 3, 4" in evidence(only(run, "bad_steps"))
+
+    def test_a_run_that_went_back_lost_no_work_to_a_kill(self):
+        rewound = {"event": "warning", "about": "rewound", "step": 60, "bad_step": 80, "examples": [3, 4]}
+        written = events(between=[rewound])
+        again = [event | {"time": 1.0} for event in written if event["event"] == "step" and 60 < event["step"] <= 80]
+        run = record(written, all_events=[*written, *again])
+        assert run.history.repeated_steps == 20
+        assert [one.rule for one in symptoms_of(run) if one.rule in ("lost_work", "bad_steps")] == ["bad_steps"]
+        assert "back to step 60 after step 80" in evidence(only(run, "bad_steps"))
 
     def test_divergence_to_nan_is_one_finding(self):
         climbing = [*falling(100), *(3.0 + 0.2 * at for at in range(40))]

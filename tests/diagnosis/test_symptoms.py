@@ -16,6 +16,8 @@ from powertrain.diagnosis.symptoms import SYMPTOMS, symptoms_of
 NAN = {"reason": "failed", "message": "the loss of step 101 is not finite (nan); the checkpoints before it are untouched."}
 OOM = {"event": "warning", "step": 100, "message": "step 101 ran out of memory (no room): it is taken again in passes of at "
                                                    "most 500 tokens instead of 1,000, at the same batch of 8; plan.json"}
+BAD = {"event": "warning", "about": "update_skipped", "step": 100, "loss": "nan", "grad_norm": "nan",
+       "examples": [3, 4], "most": 5}
 DISK = {"event": "warning", "step": 100, "message": "step 100 could not be saved: No space left on device; training goes on"}
 INF = math.inf
 
@@ -78,6 +80,7 @@ CASES = {
     "not_finite": Case(
         lambda: record(events(falling(100), [*norms(97), 5.0, 40.0, 900.0], held_out={}, end=NAN, total_steps=STEPS)),
         lambda: record(events(grad_norms=[INF, INF, *norms(198)]), techniques={"fp16": {}})),
+    "bad_steps": Case(lambda: record(events(between=[BAD])), lambda: record(events(between=[OOM]))),
     "out_of_memory": Case(lambda: record(events(between=[OOM]), techniques={"micro_batch": {"examples": 2}}),
                           lambda: record(events(between=[DISK]))),
     "ended_early": Case(lambda: record(events(falling(80), ended=False, total_steps=STEPS)),

@@ -21,20 +21,22 @@ from powertrain.records import WrongUse
 from powertrain.records.checkpoints import newest_checkpoint, what_is_wrong
 from powertrain.records.errors import LossNotFinite
 from powertrain.records.event_log import read_events
-from powertrain.records.events import End, Evaluated, Event, ModelSaved, OutOfMemory, Saved, Start, Step
+from powertrain.records.events import End, Evaluated, Event, ModelSaved, OutOfMemory, Rewound, Saved, Start, Step, UpdateSkipped
 from powertrain.run.part import Part, new_run
 from powertrain.run.prepare import Prepared, agreed, prepare
 from powertrain.run.session import exit_code, run
 from powertrain.training.ranks import GroupRanks, Ranks, joined
 
 WORLD, STEPS = 2, 11
-CASES = ("whole", "signal", "memory", "room")
+CASES = ("whole", "signal", "memory", "room", "skip", "rewind")
+WORDS_OF = {"skip": ["on_nan=skip"], "rewind": ["on_nan=rewind", "max_skipped_steps=0"]}
 REFUSED = {"data": "data", "recipe": "learning_rate", "version": "version of torch"}     # what differs -> its name
 WORDS = [*TINY, "model.dropout=0", "sample.tokens=0"]
 
 
 def prepared_in(folder: Path, cache: Path, source: Path) -> Prepared:
-    return prepare(resolve(None, [f"data={source}", *WORDS, f"output_dir={folder}"]), cache, lambda text: None)
+    words = [*WORDS, *WORDS_OF.get(folder.name, ())]
+    return prepare(resolve(None, [f"data={source}", *words, f"output_dir={folder}"]), cache, lambda text: None)
 
 
 def _write_sample(*_: Any) -> str:
@@ -67,7 +69,10 @@ class Short(GroupRanks):
 
 
 def _plant(part: Part, case: str, rank: int) -> None:
-    """In the second process only: a signal after step 3, or a step 3 that runs out of memory or has no finite loss."""
+    """In the second process only: a signal after step 3, or a step 3 that runs out of memory or has no finite loss.
+
+    With "skip" and "rewind" the third batch never has a finite loss.
+    """
     if rank == 0 or case == "whole":
         return
     if case == "room":
@@ -79,7 +84,7 @@ def _plant(part: Part, case: str, rank: int) -> None:
     run_pass, failed = part.setup.run_pass, []
 
     def once(*arguments: Any) -> Any:
-        if part.state.step == 2 and not failed:
+        if part.state.batch == 2 and (case in WORDS_OF or not failed):
             failed.append(True)
             if case == "memory":
                 raise RuntimeError(NO_MEMORY)
@@ -203,10 +208,33 @@ def test_memory_that_runs_out_in_one_process_makes_the_passes_of_both_smaller(
     assert warning.said == NO_MEMORY
     assert found[0][case]["largest"] == found[1][case]["largest"] < found[0]["whole"]["largest"]
     assert [event.step for event in events_of(folder, case) if isinstance(event, Step)] == list(range(1, STEPS + 1))
-    losses = {case: [event.loss for event in events_of(folder, case) if isinstance(event, Step)] for case in CASES}
+    losses = {name: [event.loss for event in events_of(folder, name) if isinstance(event, Step)] for name in (case, "whole")}
     assert losses[case] == pytest.approx(losses["whole"], rel=1e-4)
     for name, weight in found[0][case]["weights"].items():
         assert torch.equal(weight, found[1][case]["weights"][name])
+
+
+def test_both_pass_over_the_same_update_and_name_the_examples_of_its_bad_passes(
+        shared: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, found = shared
+    (told,) = [event for event in events_of(folder, "skip") if isinstance(event, UpdateSkipped)]
+    assert (told.step, told.in_row, len(told.examples)) == (3, 1, 5)         # those of one micro-batch
+    _same_and_finite(found, "skip")
+
+
+def test_both_go_back_to_the_same_checkpoint_and_on_with_the_same_data(shared: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, found = shared
+    (told,) = [event for event in events_of(folder, "rewind") if isinstance(event, Rewound)]
+    assert (told.step, told.bad_step, told.passed_over) == (0, 3, 3)
+    assert [event.step for event in events_of(folder, "rewind") if isinstance(event, Step)] == list(range(1, STEPS + 1))
+    _same_and_finite(found, "rewind")
+
+
+def _same_and_finite(found: list[dict[str, Any]], case: str) -> None:
+    for name, weight in found[0][case]["weights"].items():
+        assert torch.equal(weight, found[1][case]["weights"][name])
+        assert bool(torch.isfinite(weight).all())
+        assert not torch.equal(weight, found[0]["whole"]["weights"][name])
 
 
 def test_a_loss_that_is_not_finite_stops_both_at_the_same_step_and_names_process_and_examples(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.records.json_files import read_json
 from powertrain.techniques import fused_adamw, micro_batch, packing, sharding
 from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
+from powertrain.training.guard import Guard
 from powertrain.training.loop import State, evaluate, new_state, train
 from powertrain.training.ranks import ALONE, Ranks, joined
 from powertrain.training.schedule import Schedule
@@ -120,6 +122,23 @@ def broken_step(ranks: Ranks) -> list[Any]:
             all(map(torch.equal, before, (weight.detach() for weight in setup.model.parameters())))]
 
 
+def passed_over(ranks: Ranks) -> list[bool]:
+    """Return whether a finite step that a guard calls bad leaves the weights, and whether the next one is as a first one."""
+    setup, other = setup_of(Case(stage=2), ranks), setup_of(Case(stage=2), ranks)
+    state, fresh = (replace(new_state(one, 0.1), guard=Guard.on(one.device, spikes=False)) for one in (setup, other))
+    assert state.guard is not None
+    assert fresh.guard is not None
+    before, judge = [weight.detach().clone() for weight in setup.model.parameters()], state.guard.judge
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state.guard, "judge", lambda *given, **named: judge(*given, **named) | True)
+        list(train(setup, state, Schedule("constant", RATE, 1), 1.0))
+    stayed = all(map(torch.equal, before, (weight.detach() for weight in setup.model.parameters())))
+    list(train(setup, state, Schedule("constant", RATE, 2), 1.0))
+    fresh.guard.passed_over = 1              # begins with the second batch
+    list(train(other, fresh, Schedule("constant", RATE, 1), 1.0))
+    return [stayed, all(map(torch.equal, setup.model.parameters(), other.model.parameters()))]
+
+
 def _process(rank: int, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", str(rank))
@@ -131,6 +150,7 @@ def _process(rank: int, folder: Path) -> None:
         results["resumed"] = {name: resumed(name, folder, ranks) for name in SAVED_BY}
         results["confirm"] = [refuted(), refuted(lambda config: {**config, "gradient_allreduce_op": "mean"})]
         results["broken"] = broken_step(ranks)
+        results["passed over"] = passed_over(ranks)
         torch.save(results, folder / f"{rank}.pt")
         gc.collect()
         torch.distributed.destroy_process_group()
@@ -189,6 +209,11 @@ def test_confirm_sees_a_mean_of_gradients(found: Any) -> None:
 @installed
 def test_a_gradient_that_is_not_finite_shows_and_changes_no_weight(found: Any) -> None:
     assert [process["broken"] for process in found["processes"]] == [[float("inf"), True]] * 2
+
+
+@installed
+def test_a_step_that_a_guard_calls_bad_is_passed_over(found: Any) -> None:
+    assert [process["passed over"] for process in found["processes"]] == [[True, True]] * 2
 
 
 @installed

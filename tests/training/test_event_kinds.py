@@ -27,6 +27,7 @@ from powertrain.records.events import (
     Note,
     OutOfMemory,
     Resume,
+    Rewound,
     RunWarning,
     SavedAtOnce,
     SaveInterval,
@@ -35,11 +36,12 @@ from powertrain.records.events import (
     Step,
     TimingSteps,
     Unknown,
+    UpdateSkipped,
 )
 
 MIB = 1 << 20
 VALUES: dict[str, Any] = {"str": "x", "str | None": "x", "int": 3, "int | None": 3, "float": 2.5, "float | None": 2.5,
-                          "bool": True, "tuple[str, ...]": ("a", "b"), "Mapping[str, Any]": {"a": 1},
+                          "bool": True, "tuple[str, ...]": ("a", "b"), "tuple[int, ...]": (3, 4), "Mapping[str, Any]": {"a": 1},
                           "Mapping[str, Any] | None": {"a": 1},
                           "Mapping[str, float]": {"a": 0.5}, "Mapping[str, int]": {"a": 1},
                           "Mapping[str, Mapping[str, float]]": {"a": {"b": 0.5}}}
@@ -160,6 +162,15 @@ def test_a_line_of_version_1_is_an_event_of_today(line: dict[str, Any], event: E
     (SaveInterval(step=60, steps=500, step_s=1.2, saving_s=0.25, save_every_s=600),
      "save_steps=auto saves every 500 steps: the training waited 0.25 s for the first checkpoint, and about 600 s of training "
      "lie between two"),
+    (UpdateSkipped(step=1007, loss=math.nan, grad_norm=math.inf, examples=tuple(range(10)), in_row=2, most=5),
+     "step 1,007 changed no weight: its loss or gradient norm is not finite (loss nan, norm inf; training examples 0, 1, 2, 3, "
+     "4, 5, 6, 7 and 2 more). It is number 2 in a row, and max_skipped_steps=5"),
+    (UpdateSkipped(step=7, loss=4.0, grad_norm=30.0, spike=True, examples=(3, 4), most=5),
+     "step 7 changed no weight: its loss or gradient norm is far above that of the steps before it (loss 4, norm 30; training "
+     "examples 3, 4). It is number 1 in a row, and max_skipped_steps=5"),
+    (Rewound(step=500, bad_step=1007, in_row=6, examples=(3, 4), passed_over=507, rewinds=1, most=3),
+     "the updates of 6 steps in a row, up to step 1,007, were not made, so the run went back to its checkpoint of step 500 "
+     "(rewind 1 of 3). It goes on with the examples after those of step 1,007"),
     (EventsWaiting(why="No space left on device"),
      "events.jsonl cannot be written (No space left on device). Training goes on; the events are kept in memory until the file "
      "can be written"),
@@ -185,6 +196,13 @@ def test_each_error_of_the_disk_has_a_cure_of_its_own(code: str, cure: str) -> N
      "the loss of step 4 is not finite (nan)"),
     (errors.WeightsNotFinite(4, 12, "a.b"), {"kind": "weights_not_finite", "step": 4, "weights": 12, "first": "a.b"},
      "after step 4, 12 weight tensors are not finite, the first is a.b"),
+    (errors.GradientNotFinite(4, math.inf, (3, 4)), {"kind": "gradient_not_finite", "step": 4, "norm": "inf",
+                                                     "examples": (3, 4)},
+     "the gradient norm of step 4 is not finite (inf), with the training examples 3, 4"),
+    (errors.TooManyBadSteps(9, 6, "max_skipped_steps=5 allows no more", (3, 4)),
+     {"kind": "too_many_bad_steps", "step": 9, "in_row": 6, "examples": (3, 4)},
+     "the updates of 6 steps in a row, up to step 9, were not made, because a loss or gradient norm is not finite or a spike, "
+     "and max_skipped_steps=5 allows no more"),
     (errors.DoesNotFit(1, "no room", 4096, "train less"), {"kind": "does_not_fit", "step": 1, "said": "no room",
                                                           "pass_tokens": 4096},
      "step 1 does not fit the memory (no room), and its largest pass, of 4,096 tokens, cannot be halved; train less"),

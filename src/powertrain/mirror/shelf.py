@@ -26,6 +26,7 @@ from powertrain.records.json_files import read_json, sync
 COMPLETE, FORMAT = "MIRROR.json", 1
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,199}")          # of a file or a set: no path leads out of its folder
 TEXT = {".json", ".jsonl", ".yaml", ".txt", ".md", ".jinja", ".csv"}
+WEIGHTS = ".safetensors"
 READING, READING_S = ".reading-", 6 * 3600.0             # a reader that was killed stops to count then
 LEVEL = 3                                    # of zstd
 
@@ -100,13 +101,16 @@ class Shelf:
     def publish(self, one: Waiting, settings: Settings, packed: Path) -> Upload:
         """Upload a set: its files, each verified, then MIRROR.json. `packed` is a folder for compressed files.
 
-        A set that is there already stays: a run that repeats a step makes the same weights.
+        A set that is there already stays, unless the run has gone back behind it and made other weights.
         """
         began_s, packing_s, files = time.perf_counter(), 0.0, {}
+        expected = read_json(one.path / MANIFEST)["files"] if (one.path / MANIFEST).is_file() else {}
         there = _read(one.name, self.store.read_manifest(f"{one.name}/{COMPLETE}"))
         if there is not None and there.run == settings.run:
-            return Upload(there.bytes, there.stored_bytes, time.perf_counter() - began_s, 0.0)
-        expected = read_json(one.path / MANIFEST)["files"] if (one.path / MANIFEST).is_file() else {}
+            if all(name in there.files and there.files[name].sha256 == entry["sha256"]
+                   for name, entry in expected.items() if name.endswith(WEIGHTS)):
+                return Upload(there.bytes, there.stored_bytes, time.perf_counter() - began_s, 0.0)
+            self.remove(one.name)
         for name, file in one.files().items():
             here = entry_of(file)
             if expected.get(name, here) != here:

@@ -226,6 +226,12 @@ class Recipe(Strict):
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0       # 0 = no clipping
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
 
+    # skip: no update where loss or gradient norm is not finite; rewind: back to a checkpoint after too many of them in a row
+    on_nan: Literal["stop", "skip", "rewind"] = "stop"
+    on_spike: Annotated[Literal["off", "skip", "rewind"], BeforeValidator(_word_for_switch)] = "off"     # as on_nan
+    max_skipped_steps: Annotated[int, Field(ge=0, le=LARGEST_NUMBER)] = 5       # in a row, before the run stops or rewinds
+    max_rewinds: Annotated[int, Field(ge=0, le=LARGEST_NUMBER)] = 3             # before the run stops
+
     eval_steps: Interval = 250
     max_eval_samples: Positive | None = 64       # blocks read by evaluations during the run; the last one reads all
     save_steps: Annotated[int | str, BeforeValidator(_check_save_interval)] = 500        # or "auto": every save_every_s

@@ -5,6 +5,7 @@ A checkpoint is a folder step-NNNNNN with a manifest of sha256 sums, which is wr
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -36,10 +37,10 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]:
-    """Return the newest checkpoint that verifies, and (name, reason) of each newer one that does not."""
+def newest_checkpoint(folder: Path, until: float = math.inf) -> tuple[Path | None, list[tuple[str, str]]]:
+    """Return the newest checkpoint, of step `until` at most, that verifies, and (name, reason) of newer ones that do not."""
     rejected: list[tuple[str, str]] = []
-    for path in reversed(checkpoints_in(folder).values()):
+    for path in (path for step, path in reversed(checkpoints_in(folder).items()) if step <= until):
         reason = what_is_wrong(path)
         if reason is None:
             return path, rejected
@@ -74,7 +75,7 @@ def what_is_wrong(path: Path) -> str | None:
 def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
     """Delete all but the newest checkpoints and the one with the lowest held-out loss. What a link leads to is not touched."""
     published = checkpoints_in(folder)
-    evaluated = [step for step in published if step in evaluations]
+    evaluated = [step for step in published if math.isfinite(evaluations.get(step, math.nan))]
     kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
     for path in (path for step, path in published.items() if step not in kept):
         delete_checkpoint(path)

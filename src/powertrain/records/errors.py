@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 NAMED = 8                                    # examples, in a sentence
+LOWER = ("Start a new run with a lower learning_rate, or with max_grad_norm=1; or resume with on_nan=skip, which "
+         "leaves such an update out")
 DONE, STOPPED_AND_SAVED = 0, 75              # exit codes of a command that no error ends
 
 
@@ -87,13 +89,32 @@ class LossNotFinite(RunFailed):
     """
 
     def __init__(self, step: int, loss: float, *, process: int | None = None, examples: tuple[int, ...] = ()):
-        first = ", ".join(map(str, examples[:NAMED])) + (f" and {len(examples) - NAMED} more" if len(examples) > NAMED else "")
         by = "" if process is None else f" of process {process}"
-        where = f"; it comes from a pass{by} with the training examples {first}" if examples else ""
+        where = f"; it comes from a pass{by} with the training examples {named(examples)}" if examples else ""
         super().__init__(f"the loss of step {step:,} is not finite ({loss}){where}; the checkpoints before it are untouched. "
-                         "Start a new run with a lower learning_rate, or with max_grad_norm=1",
-                         keys=("learning_rate", "max_grad_norm"))
+                         f"{LOWER}", keys=("learning_rate", "max_grad_norm"))
         self.step, self.loss, self.process, self.examples = step, str(loss), process, examples
+
+
+class GradientNotFinite(RunFailed):
+    """The gradient norm of step `step` is `norm`, as text, and the loss is finite. `examples`: the numbers of the step's."""
+
+    def __init__(self, step: int, norm: float, examples: tuple[int, ...]):
+        super().__init__(f"the gradient norm of step {step:,} is not finite ({norm}), with the training examples "
+                         f"{named(examples)}; the checkpoints before it are untouched. {LOWER}",
+                         keys=("learning_rate", "max_grad_norm"))
+        self.step, self.norm, self.examples = step, str(norm), examples
+
+
+class TooManyBadSteps(RunFailed):
+    """The updates of `in_row` steps, up to step `step`, were not made, and the run may not go on. `why` says so."""
+
+    def __init__(self, step: int, in_row: int, why: str, examples: tuple[int, ...]):
+        super().__init__(f"the updates of {in_row} steps in a row, up to step {step:,}, were not made, because a loss or "
+                         f"gradient norm is not finite or a spike, and {why}; the checkpoints before them are whole. Look at "
+                         f"the training examples {named(examples)} of the last step, or start a new run with a lower "
+                         "learning_rate", keys=("learning_rate", "max_skipped_steps", "max_rewinds"))
+        self.step, self.in_row, self.examples = step, in_row, examples
 
 
 class WeightsNotFinite(RunFailed):
@@ -101,7 +122,8 @@ class WeightsNotFinite(RunFailed):
 
     def __init__(self, step: int, weights: int, first: str):
         super().__init__(f"after step {step:,}, {weights} weight tensors are not finite, the first is {first}; nothing was "
-                         "saved. Resume from the last checkpoint with a lower learning_rate, or with max_grad_norm=1",
+                         "saved, and the checkpoints before it are whole. Resume from the last checkpoint with a lower "
+                         "learning_rate, or with max_grad_norm=1",
                          keys=("learning_rate", "max_grad_norm"))
         self.step, self.weights, self.first = step, weights, first
 
@@ -123,6 +145,11 @@ class DoesNotFit(RunFailed):
 
 class UnknownFact(LookupError):
     """A fact that the arithmetic needs is not known for this machine."""
+
+
+def named(examples: Sequence[int]) -> str:
+    """Return the numbers of examples, the first ones of many."""
+    return ", ".join(map(str, examples[:NAMED])) + (f" and {len(examples) - NAMED} more" if len(examples) > NAMED else "")
 
 
 def first_line(error: Exception) -> str:

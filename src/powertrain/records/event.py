@@ -48,3 +48,9 @@ class RunWarning(Told):
     """A warning. This class itself is one of version 1 that no kind below covers, or one of a later version."""
 
     kind = "warning"
+
+
+class Note(Told):
+    """Something worth knowing that asks for nothing."""
+
+    kind = "note"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.records import WrongUse, to_plain
-from powertrain.records.events import KINDS, End, Event, Resume, Unknown
+from powertrain.records.events import KINDS, End, Event, Resume, Rewound, Unknown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -98,7 +98,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the run's history as it counts: without what came after the checkpoint that a later `resume` went back to."""
+    """Return the run's history as it counts: without what a later `resume` or rewind went back behind."""
     return counted(read_all_events(path))
 
 
@@ -106,7 +106,7 @@ def counted(written: Sequence[Event]) -> list[Event]:
     """Return the events that count, of all that were written."""
     events: list[Event] = []
     for event in written:
-        if isinstance(event, Resume):
+        if isinstance(event, Resume | Rewound):
             events = [old for old in events if old.step <= event.step and not isinstance(old, End)]
         events.append(event)
     return events
@@ -123,9 +123,9 @@ def read_all_events(path: Path) -> list[Event]:
 def followed(path: Path, is_over: Callable[[], bool] = lambda: False) -> Iterator[Event]:
     """Yield the events of a run: those that are there, then each as it is written. For followers in a process of their own.
 
-    The last one is the `end` that nothing follows; `is_over` says that no more will be written without one. A `resume` means
-    that the steps after its own `step` will come again. Raises FileNotFoundError where a run that is over has no such file,
-    and WrongUse for a line that is no event, as a power failure or a hand may leave one.
+    The last one is the `end` that nothing follows; `is_over` says that no more will be written without one. A `resume`, and a
+    warning that the run has rewound, mean that the steps after their own `step` will come again. Raises FileNotFoundError where
+    a run that is over has no such file, and WrongUse for a line that is no event, as a power failure or a hand may leave one.
     """
     event, tail = None, Tail(path)
     while True:

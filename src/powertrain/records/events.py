@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from powertrain.records.errors import named
 from powertrain.records.event import Event as Event
+from powertrain.records.event import Note as Note
 from powertrain.records.event import RunWarning as RunWarning
 from powertrain.records.event import Told as Told
 from powertrain.records.event import Unknown as Unknown
@@ -174,6 +176,40 @@ class OutOfMemory(RunWarning):
                 f"{self.train_batch_size} examples. plan.json now holds the smaller passes")
 
 
+class UpdateSkipped(RunWarning):
+    """The update of `step` was not made: its loss or gradient norm is not finite, or a spike. Data and schedule went on."""
+
+    about = "update_skipped"
+    loss: float
+    grad_norm: float
+    spike: bool = False                      # both are finite, and far above those of the steps before
+    examples: tuple[int, ...] = ()           # numbers (from 0) of the training examples, of bad passes where some are not bad
+    in_row: int = 1                          # updates that were not made, with this one
+    most: int = 0                            # of them in a row, that the recipe allows
+
+    @property
+    def sentence(self) -> str:
+        why = "is far above that of the steps before it" if self.spike else "is not finite"
+        return (f"step {self.step:,} changed no weight: its loss or gradient norm {why} (loss {self.loss:.4g}, norm "
+                f"{self.grad_norm:.4g}; training examples {named(self.examples)}). It is number {self.in_row} in a row, and "
+                f"max_skipped_steps={self.most}")
+
+
+class Rewound(RunWarning):
+    """After too many bad steps, the run went back to the checkpoint of `step`, and goes on with the data after them."""
+
+    about = "rewound"
+    says = ("the updates of {in_row} steps in a row, up to step {bad_step:,}, were not made, so the run went back to its "
+            "checkpoint of step {step:,} (rewind {rewinds} of {most}). It goes on with the examples after those of step "
+            "{bad_step:,}")
+    bad_step: int                            # the last one
+    in_row: int = 1                          # of bad steps
+    examples: tuple[int, ...] = ()           # of the last bad step
+    passed_over: int = 0                     # batches between a step's number and that of its batch, from now on
+    rewinds: int = 1
+    most: int = 1
+
+
 class CheckpointFailed(RunWarning):
     """The checkpoint of `step` could not be written; training goes on."""
 
@@ -298,12 +334,6 @@ class ListenerFailed(RunWarning):
     about = "listener_failed"
     says = "the display of the run failed ({why}). Training goes on; events.jsonl has every event"
     why: str
-
-
-class Note(Told):
-    """Something worth knowing that asks for nothing."""
-
-    kind = "note"
 
 
 class TechniqueNote(Note):

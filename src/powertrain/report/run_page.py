@@ -228,7 +228,7 @@ def _broken(history: History) -> Iterator[str]:
         yield f"The run warned: {warnings[0].event.sentence}{more}."
     if history.repeated_steps:
         yield (f"{several(history.repeated_steps, 'step')} ({duration(history.repeated_s)}) were lost when the run was "
-               "killed, and repeated from the checkpoint; times and curves here count them once.")
+               "killed or rewound, and repeated from the checkpoint; times and curves here count them once.")
     if len(history.sessions) > 1:
         yield (f"The run was continued {several(len(history.sessions) - 1, 'time')}; times "
                "here do not include the pauses and the start-up.")

@@ -26,10 +26,12 @@ from powertrain.records.timeline import last_of
 
 RUNS = Path("runs")
 NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run of that recipe
-# what may change between a run and its continuation: it decides when something is written, not what is learned
+# what may change between a run and its continuation: it decides when something is written, or what follows from bad numbers,
+# and not what is learned from good ones
 FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_every_s",
                   "save_total_limit", "on_disk_full", "mirror", "mirror_keep", "mirror_keep_every", "mirror_material",
-                  "mirror_compress", "mirror_frees_disk", "eval_steps", "max_eval_samples", "sample", "memory_check")
+                  "mirror_compress", "mirror_frees_disk", "eval_steps", "max_eval_samples", "sample", "memory_check",
+                  "on_nan", "max_skipped_steps", "max_rewinds")
 BEGINNINGS = {".lock", "stacks", "checkpoints", "facts.json", "plan.json", "origins.json"}       # all before the recipe
 
 

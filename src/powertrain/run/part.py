@@ -5,7 +5,6 @@ the end, on smaller passes and on a save that failed. A run of one process is th
 """
 
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -23,9 +22,10 @@ from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.records import RunFailed, UserError, WrongUse, events, to_plain
 from powertrain.records.checkpoints import clear_leftovers, newest_checkpoint
-from powertrain.records.errors import DoesNotFit, LossNotFinite
+from powertrain.records.errors import DoesNotFit
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
 from powertrain.records.json_files import read_json, write_json
+from powertrain.run import bad_steps
 from powertrain.run import folder as run_folder
 from powertrain.run.balance import OwnStep, SharedStep, StragglerWatch, shares_of
 from powertrain.run.fits import cures, largest_pass, refuse_what_does_not_fit, with_smaller_passes, workload_of_step
@@ -138,6 +138,7 @@ class Part:
     since_save: list[events.Step] = field(default_factory=list)      # read since the last save began
     stragglers: StragglerWatch = field(default_factory=StragglerWatch)
     taken: int = 0                           # steps that the plan in force has begun in this process
+    rewind_from: events.UpdateSkipped | None = None      # the step after which the run has to rewind
     began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
 
     @property
@@ -154,16 +155,21 @@ class Part:
         self.record.emit(event, durable=durable)
 
     def read_steps(self) -> None:
-        """Wait for the device, and write the steps since the last reading. Raises LossNotFinite."""
+        """Wait for the device, and write the steps since the last reading, up to one that makes the run rewind.
+
+        Raises LossNotFinite, GradientNotFinite and TooManyBadSteps.
+        """
         if not self.pending:
             return
-        numbers = torch.stack([torch.stack([result.loss, result.grad_norm, *result.metrics.values()])
+        recipe, guard, good = self.prepared.recipe, self.state.guard, torch.zeros((), device=self.setup.device)
+        numbers = torch.stack([torch.stack([result.loss, result.grad_norm, *result.metrics.values(),
+                                            good if result.bad is None else result.bad.float()])
                                for result in self.pending]).tolist()
         each = self.ranks.each([OwnStep(result.own_tokens, result.laps.parts()) for result in self.pending])
         shared = list(zip(*each, strict=True))
-        for result, own, (loss, norm, *metrics) in zip(self.pending, shared, numbers, strict=True):
-            if not math.isfinite(loss):
-                raise self._not_finite(result, loss)
+        for result, own, (loss, norm, *metrics, bad) in zip(self.pending, shared, numbers, strict=True):
+            if (error := bad_steps.error_of(recipe, self.setup, result, loss, norm)) is not None:
+                raise error
             parts = own[0].parts
             self.step_s.append(sum(parts.values()))
             step = events.Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
@@ -173,19 +179,17 @@ class Part:
                                metrics=dict(zip(result.metrics, metrics, strict=True)), **shares_of(own))
             self.since_save.append(step)
             self.emit(step)
+            if guard is not None and not bad:
+                guard.in_row = 0
+            elif guard is not None:
+                told = bad_steps.skipped(recipe, self.setup, guard, result, loss, norm)
+                self.emit(told)
+                if bad_steps.must_rewind(recipe, guard, told):
+                    self.rewind_from = told
+                    break
         self.pending.clear()
         self._name_stragglers(shared)
         self.record.flush_now_and_then()
-
-    def _not_finite(self, result: StepResult, loss: float) -> LossNotFinite:
-        """Return the error of all processes, with the process and the examples of passes that are worse than the others."""
-        wrong = [place for place, term in result.terms.items() if not math.isfinite(term)]
-        everywhere = self.ranks.each((wrong, len(result.terms)))
-        process = next((rank for rank, (places, _) in enumerate(everywhere) if places), None)
-        if process is None or all(len(places) == passes for places, passes in everywhere):
-            return LossNotFinite(result.step, loss)      # every pass: the weights were wrong before
-        numbers = self.setup.numbers_in(result.step - 1, everywhere[process][0])
-        return LossNotFinite(result.step, loss, process=process if self.ranks.world > 1 else None, examples=tuple(numbers))
 
     def _name_stragglers(self, steps: Sequence[SharedStep]) -> None:
         """Warn of the processes that hold the others up. All processes come to the same ones. Stages differ by their blocks."""
@@ -207,10 +211,10 @@ class Part:
 
     def emit_memory(self, ledger: MemoryLedger) -> None:
         """Write what the watched step, the last one, allocated."""
-        facts, step = self.prepared.facts, self.state.step
+        facts, step, batch = self.prepared.facts, self.state.step, self.state.batch - 1
         workload = planner.workload_of(facts, self.prepared.plan)
         self.emit(events.Memory(step=step, allocated_bytes=ledger.peak_bytes, reserved_bytes=ledger.reserved_bytes,
-                                predicted=peak_memory(facts.model, workload_of_step(workload, self.setup, step - 1)),
+                                predicted=peak_memory(facts.model, workload_of_step(workload, self.setup, batch)),
                                 fullest_bytes=sum(peak_memory(facts.model, workload.shared_by(self.ranks.world)).values())))
 
 
@@ -233,7 +237,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         prepared, setup = _with_length(prepared, setup, record)
         if ranks.is_writer:
             run_folder.write_beginning(folder, to_plain(prepared.facts), planner.to_json(prepared.plan), prepared.resolved)
-        state = new_state(setup, prepared.recipe.weight_decay)
+        state = replace(new_state(setup, prepared.recipe.weight_decay), guard=bad_steps.guard_of(prepared.recipe, setup.device))
         part = Part(prepared, setup, state, folder, record, write_sample, interrupt)
         with _until_the_end(part):
             part.emit(events.Start(**_start_fields(part)), durable=True)
@@ -260,8 +264,8 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
     """Open a run at its newest whole checkpoint, with its own plan."""
     with _in_folder(ranks, lambda: folder), ranks.watched(folder.path) as ranks, listen() as interrupt:
         setup = build_setup(prepared).shared_by(ranks)
-        part = Part(prepared, setup, new_state(setup, prepared.recipe.weight_decay), folder,
-                    Record(EventLog(folder.events), listener, ranks), write_sample, interrupt)
+        state = replace(new_state(setup, prepared.recipe.weight_decay), guard=bad_steps.guard_of(prepared.recipe, setup.device))
+        part = Part(prepared, setup, state, folder, Record(EventLog(folder.events), listener, ranks), write_sample, interrupt)
         if ranks.is_writer:
             clear_leftovers(folder.checkpoints)
         ranks.barrier()

@@ -20,9 +20,10 @@ from powertrain.models.adapters.attached import measure_adapters
 from powertrain.models.adapters.files import save_model
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, events, to_plain
+from powertrain.records.checkpoints import checkpoints_in, newest_checkpoint
 from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit
 from powertrain.records.json_files import write_json
-from powertrain.run import saving
+from powertrain.run import bad_steps, saving
 from powertrain.run.disk import check_disk, refused
 from powertrain.run.fits import cures, largest_pass, with_smaller_passes
 from powertrain.run.folder import RunFolder
@@ -31,6 +32,7 @@ from powertrain.run.links import keep_link, measure_link
 from powertrain.run.mirroring import mirrored
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
+from powertrain.training.checkpoint import load_checkpoint, refuse_broken, save_checkpoint
 from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
 from powertrain.training.pipeline import stages_gathered
@@ -53,6 +55,8 @@ def run(part: Part) -> None:
     with mirrored(part) as mirror:
         with saving.saves_of(part, mirror) as saves:
             state, total_steps = part.state, part.prepared.total_steps
+            if state.step == 0 and "rewind" in (part.prepared.recipe.on_nan, part.prepared.recipe.on_spike):
+                _save_beginning(part)
             setup, steps = part.setup, part.steps()
             while state.step < total_steps and part.stopped_by is None:
                 too_large = None
@@ -68,7 +72,11 @@ def run(part: Part) -> None:
                 else:
                     part.pending.append(result)
                     _between(part, saves, ledger)
-                if part.setup is not setup:  # a step or an evaluation needed smaller passes
+                rewound, part.rewind_from = part.rewind_from, None
+                if rewound is not None:
+                    saving.finish(part, saves)
+                    rewind(part, rewound)
+                if rewound is not None or part.setup is not setup:   # a step or an evaluation needed smaller passes
                     setup, steps = part.setup, part.steps()
         if part.stopped_by is None:
             write_model(part)
@@ -85,6 +93,14 @@ def _learn_link(part: Part) -> None:
         link = measure_link(part.ranks, part.setup.device.type)
         if part.ranks.is_writer and cache is not None:
             keep_link(cache, hardware, link)
+
+
+def _save_beginning(part: Part) -> None:
+    """Save the state before the first step, so that a rewind always has a place to go back to."""
+    try:
+        save_checkpoint(part.folder.checkpoints, part.state, part.ranks)
+    except OSError as error:
+        part.emit(refused(part, error, 0))
 
 
 def exit_code(part: Part) -> int:
@@ -108,6 +124,8 @@ def _between(part: Part, saves: saving.Saves, ledger: MemoryLedger | None) -> No
     due = saving.is_due(part, saves)
     if last or stop or evaluating or due or ledger is not None or state.step % recipe.logging_steps == 0:
         part.read_steps()
+    if part.rewind_from is not None:
+        return
     if ledger is not None:                   # after the watched step itself: events stand in the order in which things happened
         part.emit_memory(ledger)
     if last or (evaluating and not stop):
@@ -141,18 +159,45 @@ def _evaluate(part: Part, *, final: bool) -> None:
         part.emit(events.Sample(step=step, text=text, seconds=time.perf_counter() - began))
 
 
+# ------------------------------------------------------------------------------------------------ back to a checkpoint
+
+
+def rewind(part: Part, bad: events.UpdateSkipped) -> None:
+    """Load the newest whole checkpoint from before the bad steps, and go on with the data after them.
+
+    A checkpoint made between the bad steps holds the weights from before them. Those of later steps than the loaded one are set
+    aside: the steps come again, with other data.
+    """
+    state, guard, folder = part.state, part.state.guard, part.folder.checkpoints
+    assert guard is not None
+    rewinds, next_batch, found = guard.rewinds + 1, bad.step + guard.passed_over, None
+    if part.ranks.is_writer:
+        found = newest_checkpoint(folder, bad.step - bad.in_row)[0] or newest_checkpoint(folder)[0]
+    if (found := part.ranks.agree(found)) is None:
+        raise bad_steps.too_many(bad, "there is no whole checkpoint to go back to")
+    state.optimizer.state.clear()            # step 0 has none that would take its place
+    load_checkpoint(found, state)
+    guard.in_row, guard.rewinds, guard.passed_over = 0, rewinds, next_batch - state.step
+    part.since_save.clear()
+    for step, path in checkpoints_in(folder).items() if part.ranks.is_writer else ():
+        if step > state.step:
+            path.rename(folder / f"rejected-{path.name}-{time.time_ns()}")
+    part.emit(events.Rewound(step=state.step, bad_step=bad.step, in_row=bad.in_row, examples=bad.examples, rewinds=rewinds,
+                             passed_over=guard.passed_over, most=part.prepared.recipe.max_rewinds), durable=True)
+
+
 # ------------------------------------------------------------------------------------------------ smaller passes
 
 
 def go_on_smaller(part: Part, said: str) -> None:
     """Halve the passes of the plan, in force and on disk. Raises DoesNotFit where that is impossible."""
-    state, step, before = part.state, part.state.step, largest_pass(part.setup, part.state.step)
+    state, step, before = part.state, part.state.step, largest_pass(part.setup, part.state.batch)
     stays = state.updating or part.ranks.lockstep        # in lockstep the others are in the midst of this very pass
     if not stays or part.ranks.world == 1:   # else the others are elsewhere, and wait for another exchange
         part.read_steps()                    # whose passes are those of the setup that made them
     if not state.updating:
         clear_step(state)
-    smaller = None if stays else with_smaller_passes(part.prepared, part.setup, step)
+    smaller = None if stays else with_smaller_passes(part.prepared, part.setup, state.batch)
     if smaller is None:
         raise DoesNotFit(step + 1, said, before, cures(part.prepared, judged=False), updating=state.updating)
     part.prepared, part.setup = smaller
@@ -160,7 +205,7 @@ def go_on_smaller(part: Part, said: str) -> None:
     part.taken = 0
     if part.ranks.is_writer:
         write_json(part.folder.plan, planner.to_json(part.prepared.plan))
-    part.emit(events.OutOfMemory(step=step, before_tokens=before, after_tokens=largest_pass(part.setup, step),
+    part.emit(events.OutOfMemory(step=step, before_tokens=before, after_tokens=largest_pass(part.setup, state.batch),
                                  train_batch_size=part.setup.train_batch_size, said=said))
 
 
@@ -179,7 +224,8 @@ def clear_step(state: State) -> None:
 
 
 def write_model(part: Part) -> None:
-    """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable."""
+    """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable and WeightsNotFinite."""
+    refuse_broken(part.state, part.ranks)
     model, keep = part.setup.model, part.ranks.is_writer
     with gathered(model, keep=keep), stages_gathered(model, keep=keep):
         refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)

@@ -27,6 +27,7 @@ from powertrain.models.kernels.slabs import SLAB_BYTES, Slabs, pinned
 from powertrain.records import WrongUse
 from powertrain.records.checkpoints import ABOUT, FILES, FORMAT, MANIFEST, SHARDED_FORMAT, files_of, shard_name
 from powertrain.records.errors import WeightsNotFinite
+from powertrain.training.guard import Guard
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
@@ -58,7 +59,7 @@ class Save:
 
     def __init__(self, folder: Path, state: State, ranks: Ranks = ALONE, *, beside: bool = True,
                  about: Mapping[str, Any] | None = None) -> None:
-        _refuse_broken(state, ranks)
+        refuse_broken(state, ranks)
         self.step, self._ranks = state.step, ranks
         self.path = folder / f"step-{state.step:06d}"
         self._temporary = Path(ranks.agree(str(folder / f".tmp-{state.step:06d}-{os.getpid()}")))
@@ -148,11 +149,13 @@ class Save:
             raise self._failed
 
 
-def _refuse_broken(state: State, ranks: Ranks) -> None:
+def refuse_broken(state: State, ranks: Ranks) -> None:
     """Raise WeightsNotFinite in all processes where a trained weight of one of them is not finite."""
     parts = {name: own_part(parameter) for name, parameter in _trained(state).items()}
-    extremes = {name: torch.stack(torch.aminmax(part.detach())) for name, part in parts.items() if part.numel()}
-    broken = [name for name, ends in extremes.items() if not bool(torch.isfinite(ends).all())]
+    extremes = {name: torch.stack(torch.aminmax(part.detach())).isfinite().all()
+                for name, part in parts.items() if part.numel()}
+    finite = torch.stack([*extremes.values()]).tolist() if extremes else []      # one wait for the device
+    broken = [name for name, is_finite in zip(extremes, finite, strict=True) if not is_finite]
     if (found := ranks.first(broken or None)) is not None:
         raise WeightsNotFinite(state.step, len(found), found[0])
 
@@ -215,7 +218,8 @@ def _staged(state: State, ranks: Ranks, take: Callable[[Tensor], Tensor]) -> Fil
         files[shard_name(name, shard, shards)] = as_safetensors(held, metadata)
     if shard == 0:
         plain = {"step": state.step, "trained_tokens": state.trained_tokens, "clipped_steps": int(state.clipped_steps),
-                 "evaluations": state.evaluations, "scaler": state.scaler.state_dict()}
+                 "evaluations": state.evaluations, "scaler": state.scaler.state_dict(),
+                 **({"guard": state.guard.stored()} if state.guard else {})}
         files[counters] = [json.dumps(plain, indent=1).encode()]
     return files
 
@@ -259,6 +263,9 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
     state.clipped_steps.fill_(plain["clipped_steps"])
     if plain["scaler"]:
         state.scaler.load_state_dict(plain["scaler"])
+    if "guard" in plain:                     # a run that has rewound needs one, whatever it is to do from now on
+        state.guard = state.guard or Guard.on(state.clipped_steps.device, spikes=False)
+        state.guard.restore(plain["guard"])
 
 
 def _read_moment(moments: Stored, name: str, parameter: nn.Parameter) -> Tensor:

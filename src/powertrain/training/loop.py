@@ -22,6 +22,7 @@ from powertrain.models.adapters.attached import penalty_of
 from powertrain.models.model import evaluating
 from powertrain.records import Batch, NotApplied
 from powertrain.records.events import Evaluated
+from powertrain.training.guard import Guard
 from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
 from powertrain.training.ranks import ALONE, Ranks
@@ -77,6 +78,12 @@ class State:
     trained_tokens: int = 0
     evaluations: dict[int, float] = field(default_factory=dict)  # step -> loss on held-out text
     updating: bool = False                   # in the midst of what cannot be repeated: the update, and the exchange before it
+    guard: Guard | None = None               # None: every update is made
+
+    @property
+    def batch(self) -> int:
+        """Return the number (from 0), in the order of the data, of the batch that the next step reads."""
+        return self.step + (self.guard.passed_over if self.guard else 0)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,8 @@ class StepResult:
     laps: Laps                               # what the step's time went into
     metrics: Sums                            # of the objective, each () fp32, mean over the step's units
     terms: Mapping[int, Tensor]              # of the loss, () fp32: those of this process's passes, by the pass's place
+    batch: int                               # its number in the order of the data, from 0
+    bad: Tensor | None = None                # () bool: the update was not made; None without a guard
 
 
 def new_state(setup: Setup, weight_decay: float) -> State:
@@ -113,7 +122,8 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
     """
     setup.model.train()
     laps = Laps(setup.device)
-    for loaded in setup.loader(setup.prepare, range(state.step, schedule.total_steps), setup.device):
+    batches = range(state.batch, state.batch + schedule.total_steps - state.step)
+    for loaded in setup.loader(setup.prepare, batches, setup.device):
         lap_exchange = laps.lap if setup.ranks.world > 1 else no_lap
         laps.lap("data")
         learning_rate = schedule.at(state.step)
@@ -141,12 +151,13 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         state.updating = setup.ranks.world > 1           # from here on a process alone cannot repeat the step
         setup.ranks.sum_step(setup.model.parameters(), means.values())
         lap_exchange(COMMUNICATION)
-        grad_norm = update(state, max_grad_norm, setup.ranks)
+        grad_norm = update(state, max_grad_norm, setup.ranks, means["loss"])
         laps.lap("optimizer")
         state.step += 1
         state.trained_tokens += trained
         loss = means.pop("loss")
-        yield StepResult(state.step, loss, grad_norm, trained, real, padding, sum(own[-2:]), learning_rate, laps, means, terms)
+        yield StepResult(state.step, loss, grad_norm, trained, real, padding, sum(own[-2:]), learning_rate, laps, means, terms,
+                         state.batch - 1, state.guard.bad if state.guard else None)
         laps = Laps(setup.device)
 
 
@@ -194,8 +205,8 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
     return means
 
 
-def update(state: State, max_grad_norm: float, ranks: Ranks = ALONE) -> Tensor:
-    """Clip, step, clear; return the gradient's norm before clipping, () on the device."""
+def update(state: State, max_grad_norm: float, ranks: Ranks = ALONE, loss: Tensor | None = None) -> Tensor:
+    """Clip, step, clear; return the gradient's norm before clipping, () on the device. A guard judges the step's `loss` too."""
     optimizer = state.optimizer
     optimizer.gather()
     state.scaler.unscale_(optimizer)
@@ -203,7 +214,10 @@ def update(state: State, max_grad_norm: float, ranks: Ranks = ALONE) -> Tensor:
     if max_grad_norm > 0:
         state.clipped_steps += norm > max_grad_norm
     state.updating = True
-    state.scaler.step(optimizer)
+    if state.guard is None or loss is None:
+        state.scaler.step(optimizer)
+    else:
+        optimizer.step_unless(state.guard.judge(loss, norm, loss_scaling=state.scaler.is_enabled()))
     state.updating = False
     state.scaler.update()
     optimizer.zero_grad(set_to_none=True)

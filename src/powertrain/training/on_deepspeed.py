@@ -128,6 +128,13 @@ class DeepSpeedOptimizer(RunOptimizer):
             warnings.simplefilter("ignore", FutureWarning)   # DeepSpeed calls an exchange by the name that torch gives up
             self.zero.step()
 
+    def step_unless(self, bad: Tensor) -> None:
+        """Update as `step` does. DeepSpeed itself passes over gradients that are not finite, and clears what it has summed."""
+        if bad:
+            for gradient in (one for group in self.zero.averaged_gradients.values() for one in group or ()):
+                gradient.fill_(torch.nan)
+        self.step()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.zero.zero_grad(set_to_none)
 

@@ -152,16 +152,17 @@ class Setup:
 
     def examples_of(self, step: int) -> list[Example]:
         """Return the examples of optimizer step `step` (from 0)."""
-        return [self.examples[index] for index in self._numbers_of(step)]
+        return [self.examples[index] for index in self.numbers_of(step)]
 
     def numbers_in(self, step: int, places: Collection[int]) -> list[int]:
         """Return the indices in `examples` of what these passes of optimizer step `step` (from 0) have."""
         examples = self.examples_of(step)
         parts = self.arrange(examples, self.micro_batch)
         wanted = {id(example) for place in places for example in parts[place]}
-        return [number for number, example in zip(self._numbers_of(step), examples, strict=True) if id(example) in wanted]
+        return [number for number, example in zip(self.numbers_of(step), examples, strict=True) if id(example) in wanted]
 
-    def _numbers_of(self, step: int) -> list[int]:
+    def numbers_of(self, step: int) -> list[int]:
+        """Return the indices in `examples` of what optimizer step `step` (from 0) has."""
         return [int(index) for index in step_examples(self.seed, step, self.train_batch_size, len(self.examples))]
 
     def batch_of(self, examples: Sequence[Example]) -> Batch:

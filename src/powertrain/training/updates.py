@@ -47,6 +47,18 @@ class RunOptimizer(torch.optim.Optimizer):
             nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
 
+    def step_unless(self, bad: Tensor) -> None:
+        """Update the weights, unless `bad`, () bool on the device. A fused update reads it there, else the host waits for it.
+
+        In its first update torch's fused SGD would leave the momentum without a value.
+        """
+        if self.defaults.get("fused") and (self.state or not self.defaults.get("momentum")):
+            self.found_inf = bad.float()
+            self.step()
+            del self.found_inf
+        elif not bad:
+            self.step()
+
     def moments(self) -> Moments:
         """Return the tensors of the state by weight, as a checkpoint holds them."""
         return {parameter: {name: value for name, value in self.state.get(parameter, {}).items() if isinstance(value, Tensor)}

@@ -16,7 +16,8 @@ UNKNOWN_STEP_S = 60.0        # of a run that has no step yet, and whose plan has
 NEARLY_FULL = 0.9            # of the memory that was free: if so much was predicted, the system has probably killed the run
 PASS_TECHNIQUES = ("micro_batch", "packing")                 # these set how much is computed at once
 UNSAVED = (events.CheckpointFailed, events.CheckpointRejected)      # a checkpoint that should be on the disk is missing
-EXPLAINED = (events.OutOfMemory, events.Straggler)     # warnings that have a symptom of their own
+# warnings that have a symptom of their own
+EXPLAINED = (events.OutOfMemory, events.Straggler, events.UpdateSkipped, events.Rewound)
 NAMED_WARNINGS = 3
 SERIOUS_SHARE = 0.1          # of the run's time
 MANY_SESSIONS = 5            # each session reads the data, builds the model and warms up again
@@ -87,7 +88,7 @@ def lost_work(run: RunRecord) -> Iterator[Finding]:
     """
     history, continuations = run.history, len(run.history.sessions) - 1
     began = ", ".join(f"{step:,}" for step in history.sessions[1:])
-    if history.repeated_steps:
+    if history.repeated_steps and continuations:         # else the run has rewound: see bad_steps
         spent_s = history.wall_s + history.repeated_s
         share, every = history.repeated_s / spent_s, _best_interval(run)
         yield told("lost_work.rarely_saved" if every else "lost_work.often_saved", began=began, every=every, spent_s=spent_s,

@@ -16,6 +16,8 @@ from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, usual_rate
 from powertrain.diagnosis.wording import told
 from powertrain.recipe import Recipe
 from powertrain.records import several
+from powertrain.records.errors import named
+from powertrain.records.events import Rewound, UpdateSkipped
 from powertrain.records.findings import Cure, Finding, rule
 from powertrain.records.timeline import is_finite, quantile
 
@@ -41,6 +43,7 @@ BACK_SIGMAS = 3.0            # a spike is over when the loss is this near to its
 NOISY_SHARE = 0.03           # of the steps: more spikes than that are the nature of the data
 SERIOUS_SHARE = 0.01         # of the steps, spent until the loss is back
 NAMED_SPIKES = 4
+NAMED_STEPS = 3              # whose updates were not made, and ways back
 MANY_EPOCHS = 3              # a spike in each of so many epochs is an example that returns
 
 
@@ -66,8 +69,10 @@ def not_finite(run: RunRecord) -> Iterator[Finding]:
 
 def _first_not_finite(run: RunRecord) -> tuple[int, str]:
     """Return the first such step (from 1) and what was not finite there; 0 where everything is finite."""
-    fp16 = "fp16" in run.techniques
+    fp16, passed_over = "fp16" in run.techniques, {one.event.step for one in run.history.of(UpdateSkipped)}
     for step in run.history.steps:
+        if step.step in passed_over:
+            continue
         if not is_finite(step.loss):
             return step.step, f"the loss is {step.loss}"
         if not is_finite(step.grad_norm) and not fp16:
@@ -75,6 +80,10 @@ def _first_not_finite(run: RunRecord) -> tuple[int, str]:
     error = run.end.error
     if error.get("kind") == "loss_not_finite":
         return error["step"], f"the loss is {error['loss']}"
+    if error.get("kind") == "gradient_not_finite":
+        return error["step"], f"the gradient is not finite ({error['norm']})"
+    if error.get("kind") == "too_many_bad_steps":
+        return error["step"] - error["in_row"] + 1, "the loss or gradient is not finite or a spike, step after step"
     if error.get("kind") == "weights_not_finite":
         return error["step"], f"{several(error['weights'], 'weight')} are not finite"
     return 0, ""
@@ -83,8 +92,22 @@ def _first_not_finite(run: RunRecord) -> tuple[int, str]:
 def _before(run: RunRecord, place: int) -> Iterator[str]:
     last = run.steps[place - 1]
     yield f"loss {last.loss:.4g} at step {last.step:,}, the last that is known"
-    if skipped := [step.step for step in run.steps[:place] if not is_finite(step.grad_norm)]:
+    if "fp16" in run.techniques and (skipped := [step.step for step in run.steps[:place] if not is_finite(step.grad_norm)]):
         yield f"fp16's loss scaling skipped {several(len(skipped), 'step')} before it, first step {skipped[0]:,}"
+
+
+@rule("fact: the run's warnings", gives_way_to=("not_finite",))
+def bad_steps(run: RunRecord) -> Iterator[Finding]:
+    """Updates were not made, because a loss or gradient was not finite or a spike, or the run went back to a checkpoint.
+
+    The weights did not change in these steps, so nothing is lost but their time.
+    """
+    skipped, rewound = run.history.of(UpdateSkipped), run.history.of(Rewound)
+    if skipped or rewound:
+        seen = [f"back to step {one.event.step:,} after step {one.event.bad_step:,}" for one in rewound[:NAMED_STEPS]]
+        seen += [f"step {one.event.step:,}: loss {one.event.loss:.4g}, gradient norm {one.event.grad_norm:.3g}, training "
+                 f"examples {named(one.event.examples)}" for one in skipped[:NAMED_STEPS]]
+        yield told("bad_steps.passed_over", *seen, skipped=len(skipped), rewinds=len(rewound), lower=lower_rate(run.recipe))
 
 
 @rule("fact: the gradient norms of the run's steps", gives_way_to=("not_finite",))
