@@ -34,6 +34,8 @@ Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the rando
 System = Annotated[str | None, typer.Option(help="System text of the conversation.")]
 Budget = Annotated[str, typer.Option(help="Time to spend, such as 90s, 10m or 1h.")]
 StudyName = Annotated[str | None, typer.Option("--study", help="Name of the folder in studies/ (default: DATE_COMMAND).")]
+Alert = Annotated[str | None, typer.Option(metavar="COMMAND|URL", show_default=False, help=(
+    "Command to run, or address to POST to, when the run fails, stalls, has a NaN or ends (train: or POWERTRAIN_ALERT)."))]
 Run = Annotated[Path, typer.Argument(help="Folder of the run.")]
 
 
