@@ -159,6 +159,22 @@ class TestFollowing:
         follower.join(WITHIN_S)
         assert [told["event"] for told in hook.told] == ["stall", "stall", "failure"]
 
+    def test_an_end_counts_after_a_while_and_a_new_start_of_the_same_process_is_followed(
+            self, tmp_path: Path, hook: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(alerts, "SETTLED_S", 0.5)
+        log = self.run(tmp_path, OCCASIONS["failure"])
+        over = threading.Event()
+        follower = threading.Thread(target=follow, args=(Alert(hook.address, str(tmp_path)), over.is_set))
+        follower.start()
+        wait_for(lambda: len(hook.told) == 1)
+        time.sleep(1.2)
+        for event in (Resume(step=1, total_steps=9), step(2, time.time()), End(step=2, reason="finished")):
+            log.write(event)
+        log.flush()
+        over.set()
+        follower.join(WITHIN_S)
+        assert [told["event"] for told in hook.told] == ["failure", "end"]
+
     def test_a_damaged_line_and_a_deleted_run_are_passed_over(self, tmp_path: Path, hook: SimpleNamespace) -> None:
         log = self.run(tmp_path, [Start(total_steps=9), step(1, time.time())])
         with open(log.path, "a") as file:

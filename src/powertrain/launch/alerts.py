@@ -87,14 +87,14 @@ class Watch:
     def __init__(self, alert: Alert):
         self.alert, self.start, self.last = alert, Start(), Event(time=0.0)
         self.step, self.longest_s = 0, 0.0
-        self.stepped = self.had_nan = self.stalled = False           # in this session
+        self.stepped = self.had_nan = False  # in this session
 
     def take(self, event: Event) -> Iterator[Occasion]:
         if isinstance(event, Start):         # the pause before it is nobody's
             self.start, self.step, self.stepped, self.had_nan = event, event.step, False, False
         elif self.stepped:
             self.longest_s = max(self.longest_s, event.time - self.last.time)
-        self.last, self.stalled = event, False
+        self.last = event
         if isinstance(event, (Step, Evaluated)):
             self.step, self.stepped = event.step, True
             if not self.had_nan and not is_finite(event.loss):
@@ -131,20 +131,21 @@ class Watch:
 
 def follow(alert: Alert, is_over: Callable[[], bool]) -> None:
     """Tell of each occasion until the run is over."""
-    watch, tell, reader, read_s = Watch(alert), Teller(alert), EventReader(Path(alert.run) / "events.jsonl"), time.monotonic()
+    watch, tell, reader = Watch(alert), Teller(alert), EventReader(Path(alert.run) / "events.jsonl")
+    told, read_s = (0, False), time.monotonic()
     while True:
         over = is_over()                     # asked before reading: what was written until then is read
         for event in reader.read_whole()[0]:
             read_s = time.monotonic()
             for occasion in watch.take(event):
                 tell(occasion, watch.step)
-        if over or (isinstance(watch.last, End) and time.monotonic() - read_s > SETTLED_S):
-            for occasion in watch.end():
+        ended = over or (isinstance(watch.last, End) and time.monotonic() - read_s > SETTLED_S)
+        for occasion in watch.end() if ended else watch.silence(time.time()):
+            if told != (now := (id(watch.last), ended)):             # no second time before something happens
                 tell(occasion, watch.step)
+            told = now
+        if over:
             return
-        for occasion in watch.silence(time.time()) if not watch.stalled else ():
-            watch.stalled = True
-            tell(occasion, watch.step)
         time.sleep(POLL_S)
 
 
