@@ -91,6 +91,10 @@ class TestOneRun:
         assert "evil" in text
         assert "\x1b" not in text
         assert "\x07" not in text
+        failed = {"event": "end", "time": time.time(), "reason": "failed", "message": "no \x1b[2Jroom"}
+        text = "\n".join(shown(of_run(write(tmp_path / "two", [*running(), failed])), 130, 50))
+        assert "no ?[2Jroom" in text
+        assert "\x1b" not in text
 
     def test_a_terminal_without_unicode_gets_stars(self, tmp_path: Path) -> None:
         seen = WatchedRun(write(tmp_path, whole_run())).look()
@@ -152,8 +156,10 @@ class TestStates:
         assert run.look().state == "finished"
         shutil.rmtree(tmp_path / "one")
         assert run.look().state == "deleted"
-        write(tmp_path / "one", running(3))
-        assert run.look().live.steps[-1].step == 3
+        write(tmp_path / "one", running(200))            # larger than what was read
+        seen = run.look()
+        assert seen.live.steps[-1].step == 200
+        assert "is no event" not in seen.attention
 
     def test_a_run_that_ended_and_goes_on_is_read_again(self, tmp_path: Path) -> None:
         run = WatchedRun(write(tmp_path, whole_run()), keep=False)
@@ -171,7 +177,8 @@ class TestAllRuns:
 
     @pytest.fixture
     def runs(self, tmp_path: Path) -> list[Seen]:
-        write(tmp_path / "done", whole_run())
+        later_s = 600 + time.time() - BEGAN
+        write(tmp_path / "done", [line | {"time": line["time"] + later_s} for line in whole_run()])
         write(tmp_path / "a-name-that-is-much-too-long-for-a-small-terminal", running())
         with locked(RunFolder(tmp_path / "a-name-that-is-much-too-long-for-a-small-terminal")):
             return [WatchedRun(tmp_path / "done").look(),

@@ -43,7 +43,7 @@ def hook() -> Iterator[SimpleNamespace]:
                 found.told.append(body)
             self.send_response(code)
             if code == 302:
-                self.send_header("Location", "file:///etc/passwd")
+                self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -190,7 +190,7 @@ class TestDelivering:
         (tmp_path / "note.py").write_text(
             "import json, os, sys\nprint(json.dumps([sys.argv[2], json.load(sys.stdin), {k: v for k, v in os.environ.items() "
             "if k.startswith('POWERTRAIN_')}]), file=open(sys.argv[1], 'w'))")
-        word = f"{sys.executable} {tmp_path}/note.py {tmp_path}/told 'two $HOME;words'"
+        word = f"{sys.executable} {tmp_path}/note.py {tmp_path}/told \"two $HOME;words\""
         Teller(checked(word))(("stall", "it\nstands\0"), 7)
         argument, body, variables = json.loads((tmp_path / "told").read_text())
         assert argument == "two $HOME;words"             # no shell has read it
