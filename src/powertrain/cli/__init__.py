@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+import powertrain.cli.watching as watching
 from powertrain.cli import auditing, checkpoints, claiming, data, exporting, launching, proving, reporting, training, using
 from powertrain.cli.output import explain
 
@@ -51,7 +52,7 @@ app = group(
     {"train": training.train, "plan": training.plan, "facts": training.facts, "generate": using.generate,
      "chat": using.chat, "evaluate": using.evaluate, "export": exporting.export, "ablate": proving.ablate,
      "tune": proving.tune, "bench": proving.bench, "diagnose": proving.diagnose, "report": reporting.report,
-     "audit": auditing.audit, "launch": launching.launch},
+     "audit": auditing.audit, "launch": launching.launch, "monitor": watching.monitor},
     add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100},
     callback=first_options, result_callback=exit_with)
 app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", {

@@ -36,6 +36,8 @@ Budget = Annotated[str, typer.Option(help="Time to spend, such as 90s, 10m or 1h
 StudyName = Annotated[str | None, typer.Option("--study", help="Name of the folder in studies/ (default: DATE_COMMAND).")]
 Place = Annotated[str, typer.Argument(metavar="RUN", help="Folder of the run, or its address in a mirror, such as "
                                       "s3://bucket/prefix/RUN.")]
+Alert = Annotated[str | None, typer.Option(metavar="COMMAND|URL", show_default=False, help=(
+    "Command to run, or address to POST to, when the run fails, stalls, has a NaN or ends (train: or POWERTRAIN_ALERT)."))]
 Run = Annotated[Path, typer.Argument(help="Folder of the run.")]
 
 

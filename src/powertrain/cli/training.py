@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.options import Gpus, Json, Machine, Processes, Words, cache_folder, say
+from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say
 from powertrain.cli.watching import Watcher, print_result
+from powertrain.launch.alerts import checked
 from powertrain.records import Hardware, RunFailed, WrongUse, to_plain
 from powertrain.records.addresses import is_address
 from powertrain.records.event_log import read_events
@@ -25,7 +26,7 @@ from powertrain.records.json_files import read_json, write_json
 from powertrain.report import plan as plan_report
 
 if TYPE_CHECKING:
-
+    from powertrain.launch.alerts import Alert as RunAlert
     from powertrain.launch.group import Place
     from powertrain.recipe import Recipe, Resolved
     from powertrain.run.folder import RunFolder
@@ -46,13 +47,15 @@ def train(words: Words = None,
           processes: Processes = 1,
           gpus: Gpus = None,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and train nothing.")] = False,
-          as_json: Json = False,
+          alert: Alert = None, as_json: Json = False,
           quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False) -> int:
     """Train a model. Without a recipe, train the embedded recipe.
 
     Exit code: 0 done, 1 failed, 2 unusable recipe, 3 trained but not all saved, 75 stopped and saved.
     """
     words, processes = words or [], _with_gpus(processes, gpus)
+    alert = os.environ.pop("POWERTRAIN_ALERT", None) if alert is None else alert         # what this one starts tells nobody
+    told = None if alert is None else checked(alert)
     tell: Say = (lambda text: None) if quiet else say
     if goes_on and resume is None and (begun := _begun(words, output)) is not None:
         words, output, resume = [], None, str(begun)
@@ -66,7 +69,7 @@ def train(words: Words = None,
         return 0
     place = _place(processes)
     if place is None and processes > 1:
-        return _start_processes(words, folder, output, processes, as_json=as_json, quiet=quiet)
+        return _start_processes(words, folder, output, processes, as_json=as_json, quiet=quiet, alert=told)
 
     from powertrain.launch.group import joined_group
     from powertrain.run.folder import is_complete
@@ -80,7 +83,7 @@ def train(words: Words = None,
                 say(f"{folder.path} is finished: there is nothing left to train")
                 print_result(folder.path, prepared, as_json=as_json)
             return 0
-        with Watcher(as_json=as_json, quiet=quiet or not ranks.is_writer) as watcher:
+        with Watcher(as_json=as_json, quiet=quiet or not ranks.is_writer, alert=told if ranks.is_writer else None) as watcher:
             with _part(folder, prepared, ranks, watcher) as part:
                 run(part)
             code = exit_code(part)
@@ -132,13 +135,15 @@ def _part(folder: RunFolder | None, prepared: Prepared, ranks: Ranks, watcher: W
         check_shared(ranks, folder.path if folder else Path(prepared.recipe.output_dir or RUNS))
     prepared = agreed(ranks, prepared)
     watcher.introduce(prepared, stored=stored_recipe(folder) if folder else None)
+    if folder is not None:                   # a new run tells its folder by an event
+        watcher.begin_alerts(str(folder.path))
     with (new_run(prepared, watcher.take, write_sample, ranks) if folder is None else
           continued_run(folder, prepared, watcher.take, write_sample, ranks)) as part:
         yield part
 
 
 def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Path | None, processes: int, *, as_json: bool,
-                     quiet: bool) -> int:
+                     quiet: bool, alert: RunAlert | None) -> int:
     """Train in several processes on this machine; what can be refused before they start is."""
     from powertrain.facts.hardware import read_hardware, shared_by
     from powertrain.launch.local import train_in_processes
@@ -152,6 +157,8 @@ def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Pat
     if folder is None:
         train_missing_base(recipe, say)
         folder = create(recipe)
+    watcher = Watcher(as_json=as_json, quiet=quiet, alert=alert)
+    watcher.begin_alerts(str(folder.path))
     return train_in_processes(words, options, folder.path, processes, say)
 
 

@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,36 @@ def read_all_events(path: Path) -> list[Event]:
     return list(followed(path, is_over=lambda: True)) if path.is_file() else []
 
 
+@dataclass
+class EventReader:
+    """Reads a file of events that grows: each `read` yields the events that were written since the last one."""
+
+    path: Path
+    begin: int = 0                           # bytes and lines that were read
+    lines: int = 0
+
+    def read(self) -> Iterator[Event]:
+        """Raises WrongUse for a line that is no event; the next `read` goes on behind it. An OSError is the caller's."""
+        with open(self.path, "rb") as file:
+            file.seek(self.begin)
+            whole = [line for line in file if line.endswith(b"\n")]          # one without an end is still being written
+        for line in whole:
+            self.begin, self.lines = self.begin + len(line), self.lines + 1
+            yield _event(line, f"{self.path}:{self.lines}")
+
+    def read_whole(self) -> tuple[list[Event], str]:
+        """Return the events written since the last reading, without damaged lines, and what is said of the last of those."""
+        found, problem = list[Event](), ""
+        while True:
+            try:
+                found.extend(self.read())
+                return found, problem
+            except WrongUse as error:        # events before that line are in the list, and the next reading goes on behind it
+                problem = str(error)
+            except OSError:                  # not there yet, or deleted
+                return found, problem
+
+
 def followed(path: Path, is_over: Callable[[], bool] = lambda: False) -> Iterator[Event]:
     """Yield the events of a run: those that are there, then each as it is written. For followers in a process of their own.
 
@@ -127,31 +158,15 @@ def followed(path: Path, is_over: Callable[[], bool] = lambda: False) -> Iterato
     warning that the run has rewound, mean that the steps after their own `step` will come again. Raises FileNotFoundError where
     a run that is over has no such file, and WrongUse for a line that is no event, as a power failure or a hand may leave one.
     """
-    event, tail = None, Tail(path)
+    event, reader = None, EventReader(path)
     while True:
         over = is_over()                     # asked before reading: what was written until then is read
         if over or path.exists():
-            for event in tail.read():
+            for event in reader.read():
                 yield event
         if over or isinstance(event, End):
             return
         time.sleep(POLL_S)
-
-
-class Tail:
-    """Reads what was appended to a log since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._begin, self._lines = path, 0, 0
-
-    def read(self) -> Iterator[Event]:
-        """Yield the whole lines that are new. Raises FileNotFoundError and WrongUse as `followed` does."""
-        with open(self.path, "rb") as file:
-            file.seek(self._begin)
-            whole = [line for line in file if line.endswith(b"\n")]      # one without an end is still being written
-        for line in whole:
-            self._begin, self._lines = self._begin + len(line), self._lines + 1
-            yield _event(line, f"{self.path}:{self._lines}")
 
 
 def _event(line: bytes, where: str) -> Event:

@@ -33,20 +33,34 @@ class Live:
         elif isinstance(event, kinds.Saved):
             self.saved_step = event.step
 
+    @property
+    def recent_loss(self) -> float:
+        return sum(step.loss for step in self.steps[-10:]) / len(self.steps[-10:])
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(step.real_tokens for step in self.steps) / (sum(step.seconds for step in self.steps) or 1e-9)
+
+    @property
+    def left_s(self) -> float:
+        return (self.start.total_steps - self.steps[-1].step) * sum(step.seconds for step in self.steps) / len(self.steps)
+
+    @property
+    def peak_share(self) -> float | None:
+        """Return the share of the machine's peak that the last steps reach; None without an estimate."""
+        found = self.start.estimate
+        return self.tokens_per_s * found["flops_per_token"] / found["peak_flops_per_s"] if found else None
+
     def line(self) -> str:
         if not self.steps:
             return "first step ..."
-        total_steps, estimate = self.start.total_steps, self.start.estimate
-        last, seconds = self.steps[-1], sum(step.seconds for step in self.steps)
-        tokens_per_s = sum(step.real_tokens for step in self.steps) / seconds
-        left_s = (total_steps - last.step) * seconds / len(self.steps)
-        recent_loss = sum(step.loss for step in self.steps[-10:]) / len(self.steps[-10:])
-        parts = [f"step {last.step:,}/{total_steps:,}", f"loss {recent_loss:.3f}", f"{count(tokens_per_s)} tokens/s"]
-        if estimate:
-            parts.append(f"{tokens_per_s * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.0%} of the peak")
+        parts = [f"step {self.steps[-1].step:,}/{self.start.total_steps:,}", f"loss {self.recent_loss:.3f}",
+                 f"{count(self.tokens_per_s)} tokens/s"]
+        if self.peak_share is not None:
+            parts.append(f"{self.peak_share:.0%} of the peak")
         if shared := timeline.sharing(self.steps):
             parts.append(f"{shared.communication_share:.0%} communication, imbalance {shared.token_imbalance:.2f}")
-        parts += [memory(self.memory_bytes()), f"{duration(left_s)} left",
+        parts += [memory(self.memory_bytes()), f"{duration(self.left_s)} left",
                   "not saved yet" if self.saved_step is None else f"saved at {self.saved_step:,}"]
         return " | ".join(parts)
 
@@ -86,23 +100,28 @@ def printable(text: str) -> str:
 
 def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float | None) -> list[Row]:
     """Return (title, text) rows from a run's events. The speed is that of the steps, without evaluation and saving."""
-    start, end = last_of(Start, events) or Start(), last_of(End, events)
+    end = last_of(End, events)
     if end is None:
         return []
     missing = "".join(f", but {why}" for why in (end.not_saved, end.not_mirrored) if why)
-    rows = [("Result", f"{end.state} at step {end.step:,}{missing}")]
+    return [("Result", f"{end.state} at step {end.step:,}{missing}"), *progress_rows(events, gzip_bits_per_byte),
+            *_next_rows(end.reason, folder, last_of(Start, events) or Start())]
+
+
+def progress_rows(events: Sequence[Event], gzip_bits_per_byte: float | None = None) -> list[Row]:
+    """Return the rows of a result that a run has before its end, too."""
+    start, end, rows = last_of(Start, events) or Start(), last_of(End, events), list[Row]()
     if steps := [event for event in events if isinstance(event, Step)]:
         rows += _speed_rows(steps, start) + _process_rows(steps, start)
     if evaluation := last_of(Evaluated, events):
         rows.append(("Held-out", quality(evaluation, gzip_bits_per_byte)))
     if adapters := last_of(Adapters, events):
         rows.append(("Adapters", _adapters(adapters.modules)))
-    if end.clipped_steps:
+    if end is not None and end.clipped_steps:
         rows.append(("Clipped", f"{end.clipped_steps:,} of {end.step:,} steps had a gradient norm above max_grad_norm"))
     rows += _saving_rows([event for event in events if isinstance(event, kinds.Saved)], sum(step.seconds for step in steps))
     rows += _mirror_rows([event for event in events if isinstance(event, kinds.Uploaded)])
-    rows += _memory_rows(last_of(Memory, events), end.peak_memory_bytes)
-    return rows + _next_rows(end.reason, folder, start)
+    return rows + _memory_rows(last_of(Memory, events), end.peak_memory_bytes if end else None)
 
 
 def sample_rows(events: Sequence[Event]) -> list[Row]:

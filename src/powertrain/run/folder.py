@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_st
                   "save_total_limit", "on_disk_full", "mirror", "mirror_keep", "mirror_keep_every", "mirror_material",
                   "mirror_compress", "mirror_frees_disk", "eval_steps", "max_eval_samples", "sample", "memory_check",
                   "on_nan", "max_skipped_steps", "max_rewinds")
+LOOKED_AT_S = 0.2            # after which a lock that somebody looked at is free again
 BEGINNINGS = {".lock", "stacks", "checkpoints", "facts.json", "plan.json", "origins.json"}       # all before the recipe
 
 
@@ -134,8 +137,11 @@ def existing(path: Path) -> RunFolder:
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold the run's lock inside: nobody else writes this run. The lock ends with the process, however the process ends."""
-    with open(folder.lock, "w") as file:
-        if _got_lock(file, alone=True) is False:
+    with open(folder.lock, "a") as file:     # what stands in it stays: the trainer's process, for a monitor
+        if (got := _got_lock(file, alone=True)) is False:
+            time.sleep(LOOKED_AT_S)          # a monitor holds the lock for an instant, when it looks
+            got = _got_lock(file, alone=True)
+        if got is False:
             raise WrongUse(f"another process is training in {folder.path}; wait for it or stop it first")
         yield
 
@@ -150,6 +156,14 @@ def is_being_written(folder: RunFolder) -> bool | None:
     except OSError:
         return None
     return None if got is None else not got
+
+
+def trainer_here(folder: RunFolder) -> int | None:
+    """Return the process of this machine that trains in it, or did last, by its lock; None where that is not known."""
+    with contextlib.suppress(OSError, ValueError):
+        pid, host, _ = folder.lock.read_text(errors="replace").split()
+        return int(pid) if host == socket.gethostname() else None
+    return None
 
 
 def _got_lock(file: TextIO, *, alone: bool) -> bool | None:
@@ -244,17 +258,22 @@ def is_complete(folder: RunFolder, events: Sequence[Event]) -> bool:
 # ------------------------------------------------------------------------------------------------ runs that are there
 
 
+def state_of(events: Sequence[Event], *, written: bool | None) -> str:
+    """Return the state of a run with these events. `written`: a process trains in it now; None where nobody can tell."""
+    ended = last_of(End, events)
+    return ended.state if ended else "running or killed" if written is None else "running" if written else "killed"
+
+
 def summarise(folder: RunFolder) -> RunSummary:
     """Return what the run's own events say of it. A folder without events was killed before its first step."""
     events = read_events(folder.events) if folder.events.is_file() else []
     steps = [event for event in events if isinstance(event, Step)]
     seconds = sum(step.seconds for step in steps)
-    evaluation, ended = last_of(Evaluated, events), last_of(End, events)
+    evaluation = last_of(Evaluated, events)
     start = next((event for event in events if isinstance(event, Start)), None) or Start(time=0.0)
-    written = None if ended else is_being_written(folder)
     return RunSummary(
         folder=folder.path, name=start.name or folder.path.name,
-        state=ended.state if ended else "running or killed" if written is None else "running" if written else "killed",
+        state=state_of(events, written=is_being_written(folder)),
         step=steps[-1].step if steps else 0, total_steps=start.total_steps,
         loss=evaluation.loss if evaluation else steps[-1].loss if steps else None,
         bits_per_byte=evaluation.bits_per_byte if evaluation else None,

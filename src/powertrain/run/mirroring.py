@@ -19,7 +19,7 @@ from powertrain.mirror.returning import MATERIAL, MATERIAL_LIST
 from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, settings_of
 from powertrain.records import RunFailed, events
 from powertrain.records.checkpoints import checkpoints_in, delete_checkpoint, newest_checkpoint
-from powertrain.records.event_log import EventLog, Tail
+from powertrain.records.event_log import EventLog, EventReader
 from powertrain.records.json_files import write_json
 from powertrain.run.belongings import belongings
 from powertrain.run.folder import RunFolder
@@ -70,7 +70,7 @@ class Mirror:
     settings: Settings
     not_added: str | None = None             # why the last set could not be handed over
     _process: subprocess.Popen[str] | None = None
-    _tail: Tail | None = None
+    _tail: EventReader | None = None
     _looked_s: float = 0.0
     _starts: int = 0
     _ready: bool = False
@@ -84,7 +84,7 @@ class Mirror:
         """Start the process and wait until the store was written, read and cleared. Raises RunFailed with what is wrong."""
         log = self.run / FOLDER / EVENTS
         EventLog(log).flush(durable=True)    # makes the file, and cuts a torn line
-        self._tail = Tail(log)
+        self._tail = EventReader(log)
         uploaded = {event.name for event in self._tail.read() if isinstance(event, events.Uploaded)}
         self._start()
         ends_s = time.perf_counter() + PROBE_S

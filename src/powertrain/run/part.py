@@ -299,7 +299,7 @@ def _in_folder(ranks: Ranks, find: Callable[[], RunFolder]) -> Iterator[RunFolde
         if ranks.is_writer:
             found = find()
             held.enter_context(run_folder.locked(found))
-            found.lock.write_text(str(time.time_ns()))
+            found.lock.write_text(f"{os.getpid()} {socket.gethostname()} {time.time_ns()}")
         found = ranks.agree(found)
         seen = ranks.each(found.lock.read_text() if found.lock.is_file() else "")
         if (other := next((rank for rank, token in enumerate(seen) if token != seen[0]), 0)):
