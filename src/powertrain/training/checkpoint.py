@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from powertrain.data.publishing import sync
 from powertrain.models.kernels.slabs import SLAB_BYTES, Slabs, pinned
 from powertrain.records import WrongUse
-from powertrain.records.errors import WeightsNotFinite
+from powertrain.records.errors import WeightsNotFinite, first_line
+from powertrain.records.json_files import read_json
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
@@ -269,25 +271,40 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]
 
 
 def what_is_wrong(path: Path) -> str | None:
-    """Return the first thing that is wrong with a checkpoint; None for a whole one."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        written_format, files = manifest["format"], manifest["files"]
-        expected = files_of(int(manifest.get("shards", 1)))
-    except FileNotFoundError:
+    """Return the first thing that is wrong with a checkpoint; None for a whole one. It may be anybody's: nothing is trusted."""
+    if not (path / MANIFEST).exists():
         return f"{MANIFEST} is missing, so it was never finished"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
-    if written_format not in (FORMAT, SHARDED_FORMAT):
+    try:
+        manifest = read_json(path / MANIFEST)
+    except WrongUse as error:
+        return f"{MANIFEST} cannot be read: {error}"
+    if (written_format := manifest.get("format")) not in (FORMAT, SHARDED_FORMAT):
         return f"it has format {written_format}, and this version reads format {SHARDED_FORMAT}; upgrade powertrain"
-    if set(files) - MAY_BE != set(expected):
+    files, shards = manifest.get("files"), manifest.get("shards", 1)
+    if not isinstance(files, dict) or type(shards) is not int or not 1 <= shards <= len(files):
+        return f"{MANIFEST} cannot be read: it lists no files, or not as many as it names shards"
+    if set(files) - MAY_BE != set(expected := files_of(shards)):
         return f"{MANIFEST} lists {sorted(files)} where {sorted(expected)} belong"
-    for name in files:
-        if not (path / name).is_file():
-            return f"{name} is missing"
-        if (found := _entry(path / name)) != files[name]:
-            return f"{name} is damaged: {found['bytes']:,} bytes with sha256 {found['sha256'][:12]}, where " \
-                   f"{files[name].get('bytes')} bytes with {str(files[name].get('sha256'))[:12]} were written"
+    return next(filter(None, (_what_is_wrong_with(path / name, entry) for name, entry in files.items())), None)
+
+
+def _what_is_wrong_with(file: Path, entry: Any) -> str | None:
+    """Return how a file of a checkpoint differs from its entry in the manifest, or how its inside is not what it should be."""
+    if file.is_symlink():
+        return f"{file.name} is a link, and a checkpoint holds its own files"
+    if not file.is_file():
+        return f"{file.name} is missing"
+    if (found := _entry(file)) != entry:
+        told = entry if isinstance(entry, dict) else {}
+        return f"{file.name} is damaged: {found['bytes']:,} bytes with sha256 {found['sha256'][:12]}, where " \
+               f"{told.get('bytes')} bytes with {str(told.get('sha256'))[:12]} were written"
+    try:                                     # the sums are right, and whoever wrote the file may have written them too
+        if file.suffix == ".safetensors":
+            Stored([file])
+        else:
+            read_json(file)
+    except (SafetensorError, ValueError, RecursionError, TypeError, AttributeError) as error:
+        return f"{file.name} cannot be read: {first_line(error)}"
     return None
 
 
@@ -296,7 +313,7 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
 
     Random generators are in none: what a pass draws depends on seed, step and pass.
     """
-    shards = json.loads((checkpoint / MANIFEST).read_text()).get("shards", 1)
+    shards = read_json(checkpoint / MANIFEST).get("shards", 1)
     weights, moments = (Stored([checkpoint / shard_name(name, shard, shards) for shard in range(shards)]) for name in FILES[:2])
     trained = _trained(state)
     if set(trained) | held_elsewhere(state.model) != set(weights.pieces) or any(
@@ -311,11 +328,18 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
             own_part(parameter).copy_(weights.read(name, cut_of(parameter)))
     state.optimizer.restore({parameter: {key: _read_moment(moments, f"{name}.{key}", parameter) for key in keys.get(name, ())}
                              for name, parameter in trained.items()})
-    plain = json.loads((checkpoint / "state.json").read_text())
-    state.step, state.trained_tokens = plain["step"], plain["trained_tokens"]
-    state.evaluations = {int(step): loss for step, loss in plain["evaluations"].items()}
-    state.clipped_steps.fill_(plain["clipped_steps"])
-    if plain["scaler"]:
+    _restore_counters(read_json(checkpoint / FILES[2]), state)
+
+
+def _restore_counters(plain: Mapping[str, Any], state: State) -> None:
+    try:
+        state.step, state.trained_tokens = int(plain["step"]), int(plain["trained_tokens"])
+        state.evaluations = {int(step): float(loss) for step, loss in plain["evaluations"].items()}
+        state.clipped_steps.fill_(int(plain["clipped_steps"]))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+        raise WrongUse(f"{FILES[2]} of the checkpoint does not hold a run's counters ({type(error).__name__}: {error}); the "
+                       "checkpoint was changed by hand: restore a copy of it") from None
+    if plain.get("scaler"):
         state.scaler.load_state_dict(plain["scaler"])
 
 

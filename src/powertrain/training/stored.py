@@ -82,12 +82,15 @@ class Stored:
     """The tensors of one kind in a checkpoint, of which each file may hold some rows or columns."""
 
     def __init__(self, files: Sequence[Path]) -> None:
+        """Open the files. Raises SafetensorError, ValueError and what else a damaged one leads to."""
         self.pieces: dict[str, list[Piece]] = {}
         for file in files:
             opened: Any = safe_open(file, framework="pt")
             places = json.loads((opened.metadata() or {}).get(PLACES, "{}"))
             for key in opened.keys():  # noqa: SIM118
                 name, dimension, first = places.get(key, (key, 0, 0))
+                if type(dimension) is not int or type(first) is not int or dimension not in (0, 1) or not 0 <= first < 2**62:
+                    raise ValueError(f"{key} is said to begin at {first} of dimension {dimension}")
                 self.pieces.setdefault(name, []).append(Piece(opened, key, dimension, first))
         for pieces in self.pieces.values():
             pieces.sort(key=lambda piece: piece.first)
