@@ -10,6 +10,7 @@ from typing import Any
 
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json
+from powertrain.run.folder import RunFolder, refuse_links
 from powertrain.training.checkpoint import ABOUT, FILES, MANIFEST, checkpoints_in, keep_only, shard_name, what_is_wrong
 from powertrain.training.stored import Stored
 
@@ -93,6 +94,7 @@ def prune(run: Path, keep: int) -> list[Checkpoint]:
 
     Raises WrongUse, before anything is deleted, where one of them is damaged: it would count as one that is kept.
     """
+    refuse_links(RunFolder(run))
     found = found_in(run)
     for one in found:
         if (why := one.wrong()) is not None:

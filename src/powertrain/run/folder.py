@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from powertrain.machine import not_through_a_link
 from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
 from powertrain.records.errors import NAMED
@@ -131,7 +132,7 @@ def existing(path: Path) -> RunFolder:
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold the run's lock inside: nobody else writes this run. The lock ends with the process, however the process ends."""
-    with open(folder.lock, "w") as file:
+    with open(folder.lock, "a", opener=not_through_a_link) as file:
         if _got_lock(file, alone=True) is False:
             raise WrongUse(f"another process is training in {folder.path}; wait for it or stop it first")
         yield
@@ -140,7 +141,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
 def is_being_written(folder: RunFolder) -> bool | None:
     """Return whether a process trains in it now; None on a system that cannot tell."""
     try:
-        with open(folder.lock) as file:
+        with open(folder.lock, opener=not_through_a_link) as file:
             got = _got_lock(file, alone=False)           # let go at once: two may look at a time
     except FileNotFoundError:
         return False
@@ -209,7 +210,8 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
 
 
 def check_whole(folder: RunFolder) -> None:
-    """Raise WrongUse where a file that every run has from its beginning is missing or damaged."""
+    """Raise WrongUse where a file that every run has from its beginning is missing or damaged, or one is a link."""
+    refuse_links(folder)
     missing = [path.name for path in (folder.facts, folder.plan) if not path.exists()]
     if missing:
         raise WrongUse(f"{folder.path} has no {' and no '.join(missing)}, which a run writes before its first step; it cannot "
@@ -217,6 +219,13 @@ def check_whole(folder: RunFolder) -> None:
     read_json(folder.facts)
     read_json(folder.plan)
     stored_recipe(folder)
+
+
+def refuse_links(folder: RunFolder) -> None:
+    """Raise WrongUse where something in a run's folder is a link: continuing or pruning would write and delete elsewhere."""
+    if links := sorted(path.name for path in folder.path.iterdir() if path.is_symlink()):
+        raise WrongUse(f"{folder.path} has links for {', '.join(links[:NAMED])}, and a run writes and deletes in its own "
+                       "folder; put in place of each link what it leads to")
 
 
 def check_same(folder: RunFolder, resolved: Resolved) -> None:
