@@ -15,12 +15,14 @@ OLDEST_TORCH = $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/torch==\1.*/p' pyproje
 ON_OLDEST ?= tests/training/test_loop.py tests/training/test_pipeline.py tests/techniques/test_other_devices.py \
   tests/launch/test_processes.py::test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_another_number_of_processes
 
+AUDIT  ?= .audit
+
 RUN    ?=        # the run of `make picture`
 
 # pip compiles nothing: what is imported is compiled then, and kept, which takes half the time
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test oldest check lint schema docs picture bench bench-gpu install clean
+.PHONY: demo test oldest check lint schema docs picture bench bench-gpu install install-locked lock audit-deps clean
 
 demo: install
 	$(BIN)/powertrain train default $(WORDS)
@@ -70,7 +72,30 @@ $(OLDEST)/.installed: pyproject.toml $(STAMP)
 	  $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/rest.pth
 	touch $@
 
+# requirements.lock: each package of this platform with the sum of its file, from constraints.txt, which holds what is chosen
+lock: install
+	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report $(VENV)/report.json \
+	  --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python benchmarks/lock.py write $(VENV)/report.json
+
+# what needs no network, then known vulnerabilities; where nobody can be asked for these, it says so
+audit-deps: install
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv --clear $(AUDIT) && \
+	  $(AUDIT)/bin/python -m pip install --quiet --no-compile pip-audit; } || echo "pip-audit could not be installed"
+	@rm -f $(AUDIT)/found.json
+	@$(AUDIT)/bin/pip-audit --requirement requirements.lock --require-hashes --disable-pip --progress-spinner off \
+	  --format json --output $(AUDIT)/found.json > /dev/null 2>&1 || true
+	@$(BIN)/python benchmarks/lock.py audit $(AUDIT)/found.json
+	@$(BIN)/python benchmarks/lock.py check
+
 install: $(STAMP)
+
+# as install, and a file whose sum is not that of the lock is refused. On the lock's platform only
+install-locked:
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --editable .
+	touch $(STAMP)
 
 # torch goes in first, pinned: a range alone would take the newest build with several GB of CUDA packages
 $(STAMP): pyproject.toml constraints.txt
@@ -81,4 +106,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .peers $(OLDEST) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .peers $(OLDEST) $(AUDIT) site .pytest_cache .mypy_cache .ruff_cache

@@ -178,8 +178,9 @@ def own_folder(folder: Path) -> Path:
     around = folder.parent.stat()
     if around.st_uid not in (0, os.geteuid()):
         raise NotOwn(f"{folder.parent} belongs to user {around.st_uid}, and machine code in it may be anybody's")
-    if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
-        raise NotOwn(f"every user may write in {folder.parent}, and machine code in it may be anybody's")
+    for above in (folder.parent.resolve(), *folder.parent.resolve().parents):
+        if (mode := above.stat().st_mode) & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise NotOwn(f"every user may write in {above}, and machine code in {folder} may be anybody's")
     check_own(folder)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
@@ -193,6 +194,11 @@ def check_own(path: Path) -> None:
         raise NotOwn(f"{path} belongs to user {found.st_uid}, and machine code in it may be anybody's")
     if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_IWOTH and hasattr(os, "geteuid")):
         raise NotOwn(f"{path} is a link, or every user may write it, and machine code in it may be anybody's")
+
+
+def not_through_a_link(path: str, flags: int) -> int:
+    """Open a file as `open`'s opener. Raises OSError for a link, which may lead anywhere; waits for no pipe."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 # ------------------------------------------------------------------------------------------------ compilers
@@ -224,6 +230,6 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
             import fcntl
 
             folder.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context((folder / ".lock").open("w"))
+            file = held.enter_context(open(folder / ".lock", "a", opener=not_through_a_link))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

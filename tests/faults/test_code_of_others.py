@@ -1,4 +1,4 @@
-"""Machine code is loaded only from folders that this user alone may write."""
+"""Machine code is loaded only from folders that this user alone may write, and no link in a folder leads a write elsewhere."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from powertrain.machine import NotOwn, check_own, own_folder
-from powertrain.models.kernels.fused.compiled import load
+from powertrain.machine import NotOwn, check_own, one_at_a_time, own_folder
+from powertrain.models.kernels.compiler_caches import own_compiler_caches
+from powertrain.models.kernels.fused.compiled import CompiledPart, load
 from powertrain.models.kernels.ragged import build
 from powertrain.records import WrongUse
+from powertrain.run.checkpoints import prune
+from powertrain.run.folder import RunFolder, check_whole, is_being_written, locked
 
 SOMEBODY = 54321             # a user who is not there
 
@@ -68,6 +72,68 @@ def test_a_cache_that_everybody_may_write_holds_no_code(tmp_path: Path) -> None:
         own_folder(cache / "code")
     cache.chmod(0o1777)                      # as /tmp: there nobody renames what is another's
     own_folder(cache / "code")
+
+
+def test_a_folder_further_up_that_everybody_may_write_holds_no_code(tmp_path: Path) -> None:
+    """There another user can put another cache in the place of this one, between the look and the loading."""
+    shared = tmp_path / "shared"
+    (shared / "cache").mkdir(parents=True)
+    shared.chmod(0o777)
+    with pytest.raises(NotOwn, match=f"every user may write in {shared}"):
+        own_folder(shared / "cache" / "code")
+
+
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+def test_the_compilers_caches_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    own_compiler_caches()
+    assert (tmp_path / variable).stat().st_mode & 0o777 == 0o700
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / variable).rmdir()
+    (tmp_path / variable).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WrongUse, match=f"{variable} is a link.*techniques.torch_compile=off"):
+        own_compiler_caches()
+
+
+def test_nothing_is_compiled_where_the_compilers_cache_is_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is a name in /tmp that anybody can guess and make first."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    another_user(monkeypatch)
+    part = CompiledPart(torch.sin)
+    with pytest.raises(WrongUse, match="belongs to user"):
+        part(torch.ones(4))
+    assert not part.is_compiled
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """In a shared folder somebody else may have made the lock, leading to a file of this user."""
+    (tmp_path / "thesis").write_text("years of work")
+    (tmp_path / ".lock").symlink_to(tmp_path / "thesis")
+    with one_at_a_time(tmp_path):
+        pass
+    with pytest.raises(OSError, match="symbolic links"), locked(RunFolder(tmp_path)):
+        pass
+    assert is_being_written(RunFolder(tmp_path)) is None
+    assert (tmp_path / "thesis").read_text() == "years of work"
+
+
+def test_a_pipe_for_a_lock_does_not_stop_the_list_of_runs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    assert is_being_written(RunFolder(tmp_path)) is not True
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "events.jsonl", "model"])
+def test_a_run_with_a_link_is_neither_continued_nor_pruned(tmp_path: Path, name: str) -> None:
+    """Its checkpoints may lead to those of another run, and saving deletes older ones."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / name).symlink_to(tmp_path)
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    for use in (lambda: check_whole(RunFolder(run)), lambda: prune(run, 1)):
+        with pytest.raises(WrongUse, match=f"has links for {name}"):
+            use()
+    assert (tmp_path / "checkpoints" / "step-000001").is_dir()
 
 
 def test_a_link_or_a_file_that_everybody_may_write_is_no_code(tmp_path: Path) -> None:

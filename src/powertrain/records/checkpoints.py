@@ -12,11 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
+from powertrain.records.errors import WrongUse, first_line
+from powertrain.records.json_files import read_json, refuse_special
+
 FORMAT, SHARDED_FORMAT = 1, 2
 FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "MANIFEST.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 ABOUT = "metadata.json"                      # what somebody who looks for a checkpoint wants to know of it; not for loading
+PLACES = "places"                            # in a shard's metadata: key -> the tensor it is a part of, dimension, first row
 MAY_BE = {ABOUT, "random.safetensors"}       # earlier versions wrote the other, before each pass had a seed of its own
 
 
@@ -49,27 +55,57 @@ def newest_checkpoint(folder: Path, until: float = math.inf) -> tuple[Path | Non
 
 
 def what_is_wrong(path: Path) -> str | None:
-    """Return the first thing that is wrong with a checkpoint; None for a whole one."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        written_format, files = manifest["format"], dict(manifest["files"])
-        expected = files_of(int(manifest.get("shards", 1)))
-    except FileNotFoundError:
+    """Return the first thing that is wrong with a checkpoint; None for a whole one. It may be anybody's: nothing is trusted."""
+    if not (path / MANIFEST).exists():
         return f"{MANIFEST} is missing, so the checkpoint was never finished"
-    except OSError as error:
-        return f"{MANIFEST} cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return f"{MANIFEST} was cut off or changed"
-    if written_format not in (FORMAT, SHARDED_FORMAT):
+    try:
+        refuse_special(path / MANIFEST)
+        manifest = read_json(path / MANIFEST)
+    except WrongUse as error:
+        return f"{MANIFEST} cannot be read: " + ("it is a pipe, a socket or a device" if "pipe" in str(error) else
+                                                 "it was cut off or changed")
+    if (written_format := manifest.get("format")) not in (FORMAT, SHARDED_FORMAT):
         return f"it has format {written_format}, and this version reads format {SHARDED_FORMAT}; upgrade powertrain"
-    if set(files) - MAY_BE != set(expected):
+    files, shards = manifest.get("files"), manifest.get("shards", 1)
+    if not isinstance(files, dict) or type(shards) is not int or not 1 <= shards <= len(files):
+        return f"{MANIFEST} cannot be read: it lists no files, or not as many as it names shards"
+    if set(files) - MAY_BE != set(expected := files_of(shards)):
         return f"{MANIFEST} lists {', '.join(sorted(files))} where {', '.join(sorted(expected))} belong"
-    for name in files:
-        if not (path / name).is_file():
-            return f"{name} is missing"
-        if entry_of(path / name) != files[name]:
-            return f"{name} is damaged: its size or its sha256 is not that of the file that was written"
+    return next(filter(None, (_what_is_wrong_with(path / name, entry) for name, entry in files.items())), None)
+
+
+def _what_is_wrong_with(file: Path, entry: Any) -> str | None:
+    """Return how a file of a checkpoint differs from its entry in the manifest, or how its inside is not what it should be."""
+    if file.is_symlink():
+        return f"{file.name} is a link, and a checkpoint holds its own files"
+    if not file.is_file():
+        return f"{file.name} is missing"
+    if entry_of(file) != entry:
+        return f"{file.name} is damaged: its size or its sha256 is not that of the file that was written"
+    try:                                     # the sums are right, and whoever wrote the file may have written them too
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="numpy") as opened:
+                places_in(opened)
+        else:
+            read_json(file)
+    except (SafetensorError, ValueError, RecursionError, TypeError, AttributeError) as error:
+        return f"{file.name} cannot be read: {first_line(error)}"
     return None
+
+
+def places_in(opened: Any) -> dict[str, tuple[str, int, int]]:
+    """Return key -> (tensor, dimension, first row or column) of each key of an open safetensors file of a checkpoint.
+
+    Raises ValueError, TypeError and AttributeError where a damaged or hostile file says something else.
+    """
+    told = json.loads((opened.metadata() or {}).get(PLACES, "{}"))
+    places = {}
+    for key in opened.keys():  # noqa: SIM118
+        name, dimension, first = told.get(key, (key, 0, 0))
+        if type(dimension) is not int or type(first) is not int or dimension not in (0, 1) or not 0 <= first < 2**62:
+            raise ValueError(f"{key} is said to begin at {first} of dimension {dimension}")
+        places[key] = (name, dimension, first)
+    return places
 
 
 def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:

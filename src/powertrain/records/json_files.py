@@ -12,11 +12,15 @@ from typing import Any
 
 from powertrain.records.errors import WrongUse
 
+MOST_BYTES = 200 * 10**6     # of a file that is read: its objects take several times as much; large vocabularies have 40 MB
+
 
 def read_json(path: Path, cure: str = "it was cut off or changed by hand: restore a copy of it") -> dict[str, Any]:
     """Return the object in a JSON file. Raises WrongUse, with the cure, for a file that cannot be read or holds no object."""
     try:
         refuse_special(path)
+        if (size_bytes := path.stat().st_size) > MOST_BYTES:
+            raise WrongUse(f"{path} has {size_bytes:,} bytes, and a JSON file that is read has at most {MOST_BYTES:,}; {cure}")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise WrongUse(f"{path} cannot be read: {error.strerror}") from error

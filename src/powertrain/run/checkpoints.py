@@ -20,7 +20,7 @@ from powertrain.records.checkpoints import ABOUT, FILES, MANIFEST, checkpoints_i
 from powertrain.records.event_log import read_all_events
 from powertrain.records.events import Uploaded
 from powertrain.records.json_files import read_json
-from powertrain.run.folder import existing
+from powertrain.run.folder import RunFolder, existing, refuse_links
 from powertrain.run.mirroring import hand_over
 from powertrain.training.stored import Stored
 
@@ -143,6 +143,7 @@ def prune(place: str, keep: int, keep_every: int = 0) -> list[str]:
         with shelf_at(place) as (shelf, _):
             return shelf.keep_only(keep, keep_every)
     run = Path(place)
+    refuse_links(RunFolder(run))
     found = found_in(run)
     for one in found:
         if (why := one.wrong()) is not None:

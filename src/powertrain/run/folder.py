@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from powertrain.machine import not_through_a_link
 from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
 from powertrain.records.errors import NAMED
@@ -137,7 +138,7 @@ def existing(path: Path) -> RunFolder:
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold the run's lock inside: nobody else writes this run. The lock ends with the process, however the process ends."""
-    with open(folder.lock, "a") as file:     # what stands in it stays: the trainer's process, for a monitor
+    with open(folder.lock, "a", opener=not_through_a_link) as file:    # what stands in it stays, for a monitor
         if (got := _got_lock(file, alone=True)) is False:
             time.sleep(LOOKED_AT_S)          # a monitor holds the lock for an instant, when it looks
             got = _got_lock(file, alone=True)
@@ -149,7 +150,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
 def is_being_written(folder: RunFolder) -> bool | None:
     """Return whether a process trains in it now; None on a system that cannot tell."""
     try:
-        with open(folder.lock) as file:
+        with open(folder.lock, opener=not_through_a_link) as file:
             got = _got_lock(file, alone=False)           # let go at once: two may look at a time
     except FileNotFoundError:
         return False
@@ -228,7 +229,8 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
 
 
 def check_whole(folder: RunFolder) -> None:
-    """Raise WrongUse where a file that every run has from its beginning is missing or damaged."""
+    """Raise WrongUse where a file that every run has from its beginning is missing or damaged, or one is a link."""
+    refuse_links(folder)
     missing = [path.name for path in (folder.facts, folder.plan) if not path.exists()]
     if missing:
         raise WrongUse(f"{folder.path} has no {' and no '.join(missing)}, which a run writes before its first step; it cannot "
@@ -236,6 +238,13 @@ def check_whole(folder: RunFolder) -> None:
     read_json(folder.facts)
     read_json(folder.plan)
     stored_recipe(folder)
+
+
+def refuse_links(folder: RunFolder) -> None:
+    """Raise WrongUse where something in a run's folder is a link: continuing or pruning would write and delete elsewhere."""
+    if links := sorted(path.name for path in folder.path.iterdir() if path.is_symlink()):
+        raise WrongUse(f"{folder.path} has links for {', '.join(links[:NAMED])}, and a run writes and deletes in its own "
+                       "folder; put in place of each link what it leads to")
 
 
 def check_same(folder: RunFolder, resolved: Resolved) -> None:

@@ -84,6 +84,9 @@ class TorchCompile(Technique):
     def apply(self, setup: Setup) -> Setup:
         import torch
 
+        from powertrain.models.kernels.compiler_caches import own_compiler_caches
+
+        own_compiler_caches()
         inner = setup.run_block
 
         def run(block: Block, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:

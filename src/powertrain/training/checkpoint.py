@@ -25,14 +25,15 @@ from torch import Tensor, nn
 from powertrain.data.publishing import sync
 from powertrain.models.kernels.slabs import SLAB_BYTES, Slabs, pinned
 from powertrain.records import WrongUse
-from powertrain.records.checkpoints import ABOUT, FILES, FORMAT, MANIFEST, SHARDED_FORMAT, files_of, shard_name
+from powertrain.records.checkpoints import ABOUT, FILES, FORMAT, MANIFEST, PLACES, SHARDED_FORMAT, files_of, shard_name
 from powertrain.records.errors import WeightsNotFinite
+from powertrain.records.json_files import read_json
 from powertrain.training.guard import Guard
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import Cut, cut_of, divided_as, is_divided, own_part, whole_shape
-from powertrain.training.stored import PLACES, Stored, as_safetensors, write_file
+from powertrain.training.stored import Stored, as_safetensors, write_file
 
 T = TypeVar("T")
 Parts = Mapping[str, tuple[Tensor, Cut | None]]      # name -> what this process has of a tensor
@@ -242,7 +243,7 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
 
     Random generators are in none: what a pass draws depends on seed, step and pass.
     """
-    shards = json.loads((checkpoint / MANIFEST).read_text()).get("shards", 1)
+    shards = read_json(checkpoint / MANIFEST).get("shards", 1)
     weights, moments = (Stored([checkpoint / shard_name(name, shard, shards) for shard in range(shards)]) for name in FILES[:2])
     trained = _trained(state)
     if set(trained) | held_elsewhere(state.model) != set(weights.pieces) or any(
@@ -257,11 +258,18 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
             own_part(parameter).copy_(weights.read(name, cut_of(parameter)))
     state.optimizer.restore({parameter: {key: _read_moment(moments, f"{name}.{key}", parameter) for key in keys.get(name, ())}
                              for name, parameter in trained.items()})
-    plain = json.loads((checkpoint / "state.json").read_text())
-    state.step, state.trained_tokens = plain["step"], plain["trained_tokens"]
-    state.evaluations = {int(step): loss for step, loss in plain["evaluations"].items()}
-    state.clipped_steps.fill_(plain["clipped_steps"])
-    if plain["scaler"]:
+    _restore_counters(read_json(checkpoint / FILES[2]), state)
+
+
+def _restore_counters(plain: Mapping[str, Any], state: State) -> None:
+    try:
+        state.step, state.trained_tokens = int(plain["step"]), int(plain["trained_tokens"])
+        state.evaluations = {int(step): float(loss) for step, loss in plain["evaluations"].items()}
+        state.clipped_steps.fill_(int(plain["clipped_steps"]))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+        raise WrongUse(f"{FILES[2]} of the checkpoint does not hold a run's counters ({type(error).__name__}: {error}); the "
+                       "checkpoint was changed by hand: restore a copy of it") from None
+    if plain.get("scaler"):
         state.scaler.load_state_dict(plain["scaler"])
     if "guard" in plain:                     # a run that has rewound needs one, whatever it is to do from now on
         state.guard = state.guard or Guard.on(state.clipped_steps.device, spikes=False)

@@ -16,12 +16,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from powertrain.records.checkpoints import places_in
 from powertrain.training.sharded import Cut
 
 WRITTEN_BYTES = 1 << 20                      # at a time: what was just hashed is still in the processor's cache
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
           torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
-PLACES = "places"                            # in a shard's metadata: key -> the tensor it is a part of, dimension, first row
 
 
 def as_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
@@ -82,12 +82,11 @@ class Stored:
     """The tensors of one kind in a checkpoint, of which each file may hold some rows or columns."""
 
     def __init__(self, files: Sequence[Path]) -> None:
+        """Open the files. Raises SafetensorError, ValueError and what else a damaged one leads to."""
         self.pieces: dict[str, list[Piece]] = {}
         for file in files:
             opened: Any = safe_open(file, framework="pt")
-            places = json.loads((opened.metadata() or {}).get(PLACES, "{}"))
-            for key in opened.keys():  # noqa: SIM118
-                name, dimension, first = places.get(key, (key, 0, 0))
+            for key, (name, dimension, first) in places_in(opened).items():
                 self.pieces.setdefault(name, []).append(Piece(opened, key, dimension, first))
         for pieces in self.pieces.values():
             pieces.sort(key=lambda piece: piece.first)

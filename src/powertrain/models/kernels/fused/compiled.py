@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from powertrain.machine import NotOwn, check_own, compilers_at_once, one_at_a_time, own_folder
 from powertrain.models.config import ModelConfig
+from powertrain.models.kernels.compiler_caches import own_compiler_caches
 from powertrain.models.kernels.fused import parts as part_types
 from powertrain.models.kernels.fused.parts import EnterWeights, LeaveWeights, Linear, Parts
 from powertrain.models.kernels.ragged.build import processor
@@ -53,6 +54,7 @@ class CompiledPart:
 
     @functools.cached_property
     def compiled(self) -> Callable[..., Any]:
+        own_compiler_caches()
         return torch.compile(self.function, dynamic=None)    # not before it is needed: torch imports its compiler for it
 
     def __call__(self, first: Tensor, *rest: Any) -> Any:
@@ -319,6 +321,7 @@ def compile_one(job: Mapping[str, Any]) -> None:
     size = torch.export.Dim("T", min=FEWEST_ROWS, max=MOST_ROWS)
     shapes = tuple({0: size} if sizes[:1] == [ROWS] else None for _, sizes, _ in job["layout"])
     own_folder(path.parent)
+    own_compiler_caches()
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         gives = structure_of(flat.call(tensors), [0])
         program = torch.export.export(flat, tensors, dynamic_shapes=(shapes,), strict=False)
