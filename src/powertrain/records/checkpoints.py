@@ -60,10 +60,12 @@ def what_is_wrong(path: Path) -> str | None:
         return f"{MANIFEST} is missing, so the checkpoint was never finished"
     try:
         refuse_special(path / MANIFEST)
+    except WrongUse:
+        return f"{MANIFEST} cannot be read: it is a pipe, a socket or a device"
+    try:
         manifest = read_json(path / MANIFEST)
-    except WrongUse as error:
-        return f"{MANIFEST} cannot be read: " + ("it is a pipe, a socket or a device" if "pipe" in str(error) else
-                                                 "it was cut off or changed")
+    except WrongUse:
+        return f"{MANIFEST} cannot be read: it was cut off or changed"
     if (written_format := manifest.get("format")) not in (FORMAT, SHARDED_FORMAT):
         return f"it has format {written_format}, and this version reads format {SHARDED_FORMAT}; upgrade powertrain"
     files, shards = manifest.get("files"), manifest.get("shards", 1)
