@@ -158,7 +158,8 @@ def flip_a_bit(file: Path) -> None:
 
 @pytest.mark.parametrize(("manifest", "says"), [
     ('{"format": 1', "step-000008  not whole: MANIFEST.json cannot be read: it was cut off or changed"),
-    ('{"format": 1, "files": ["model.safetensors"]}', "step-000008  not whole: MANIFEST.json cannot be read: it lists no files"),
+    ('{"format": 1, "files": ["model.safetensors"]}',
+     "step-000008  not whole: MANIFEST.json cannot be read: it lists no files"),
     ('{"format": 1, "files": {"model.safetensors": 1, "x": 2}}',
      "step-000008  not whole: MANIFEST.json lists model.safetensors, x where model.safetensors, optimizer.safetensors, "
      "state.json belong"),

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powertrain.records import RunFailed, WrongUse
+from powertrain.records.json_files import clear_abandoned
 from powertrain.records.json_files import sync as sync
 
 META = "meta.json"
@@ -54,6 +55,7 @@ def mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def _building(folder: Path) -> Iterator[Path]:
     """Make a folder beside `folder`, to be filled and renamed to it; whatever is left there is removed in the end."""
     building = folder.parent / f".building-{folder.name}-{os.getpid()}-{secrets.token_hex(4)}"
+    clear_abandoned(folder.parent, f".building-{folder.name}-*")
     try:
         building.mkdir(parents=True)
         yield building
@@ -98,8 +100,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         with _building(folder) as building:
             yield building
-            for file in filter(Path.is_file, building.rglob("*")):
-                sync(file)
+            for path in (*building.rglob("*"), building):
+                sync(path)
             if folder.is_dir():
                 folder.rmdir()
             os.rename(building, folder)

@@ -44,7 +44,7 @@ def save_library_tokenizer(tokenizer: LibraryTokenizer, folder: Path, kind: str,
     }
     if end_of_text is not None:
         config["eos_token"] = end_of_text
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # its own `save` raises no OSError
     write_json(folder / "tokenizer_config.json", config)
 
 

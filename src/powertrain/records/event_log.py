@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.events import KINDS, End, Event, Resume, Rewound, Unknown
+from powertrain.records.json_files import sync
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 EVENTS_EVERY_S = 5.0         # a run brings its steps to the disk at least this often, when it reads their losses
 POLL_S = 0.5                 # between two looks of a follower at the file
+SYNCED = {"start", "resume", "checkpoint", "end"}        # events that are on the disk before anything else happens
 
 
 class EventLog:
@@ -46,6 +48,7 @@ class EventLog:
         self._lock = threading.RLock()
         self._flushing = False
         self._whole = False                  # the file ends with a line end, as this log has seen
+        self._named = False                  # the disk has the file's name
 
     def write(self, event: Event) -> None:
         self._waiting.append((json.dumps(to_line(event)) + "\n").encode())
@@ -69,7 +72,7 @@ class EventLog:
 
     def _append(self, durable: bool) -> None:
         if not self._whole:
-            _cut_torn_line(self.path)
+            _cut_torn_tail(self.path)
             self._whole = True
         waiting = self._waiting[:]
         binary = getattr(os, "O_BINARY", 0)  # of Windows, where a line would else end in two bytes
@@ -86,13 +89,36 @@ class EventLog:
                 os.fsync(file)
         finally:
             os.close(file)
+        if durable and not self._named:
+            sync(self.path.parent)
+            self._named = True
         self._waiting[:len(waiting)] = [None]
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Drop the last line where a kill left it without its end."""
-    if path.is_file() and (whole := (data := path.read_bytes()).rfind(b"\n") + 1) != len(data):
-        os.truncate(path, whole)
+def _cut_torn_tail(path: Path) -> None:
+    """Drop the last line where a kill left it without its end, and a tail that a power failure has damaged."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        lines, whole = list(file), 0
+    for number, line in enumerate(lines):
+        if not line.endswith(b"\n") or (_event_of(line) is None and _is_tail(lines[number:])):
+            os.truncate(path, whole)
+            return
+        whole += len(line)
+
+
+def _is_tail(lines: Sequence[bytes]) -> bool:
+    """Return whether a power failure may have damaged these last lines: the disk was never waited for after any of them."""
+    return not any(_event_of(line) in SYNCED for line in lines)
+
+
+def _event_of(line: bytes) -> str | None:
+    """Return the kind of event of a line; None for a damaged one."""
+    try:
+        return str(json.loads(line)["event"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -129,13 +155,18 @@ class EventReader:
     begin: int = 0                           # bytes and lines that were read
     lines: int = 0
 
-    def read(self) -> Iterator[Event]:
-        """Raises WrongUse for a line that is no event; the next `read` goes on behind it. An OSError is the caller's."""
+    def read(self, *, over: bool = False) -> Iterator[Event]:
+        """Raises WrongUse for a line that is no event; the next `read` goes on behind it. An OSError is the caller's.
+
+        Where the run is `over`, a damaged tail that the disk was never waited for ends the events.
+        """
         with open(self.path, "rb") as file:
             file.seek(self.begin)
             whole = [line for line in file if line.endswith(b"\n")]          # one without an end is still being written
-        for line in whole:
+        for number, line in enumerate(whole):
             self.begin, self.lines = self.begin + len(line), self.lines + 1
+            if over and _event_of(line) is None and _is_tail(whole[number:]):
+                return
             yield _event(line, f"{self.path}:{self.lines}")
 
     def read_whole(self) -> tuple[list[Event], str]:
@@ -162,7 +193,7 @@ def followed(path: Path, is_over: Callable[[], bool] = lambda: False) -> Iterato
     while True:
         over = is_over()                     # asked before reading: what was written until then is read
         if over or path.exists():
-            for event in reader.read():
+            for event in reader.read(over=over):
                 yield event
         if over or isinstance(event, End):
             return

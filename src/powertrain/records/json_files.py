@@ -3,9 +3,12 @@
 A folder from elsewhere may hold a pipe or a device by the name of a file: these are refused, because opening one may never end.
 """
 
+import contextlib
 import json
 import os
+import shutil
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 from powertrain.records.errors import WrongUse
 
 MOST_BYTES = 200 * 10**6     # of a file that is read: its objects take several times as much; large vocabularies have 40 MB
+ABANDONED_AFTER_S = 86_400.0 # until then another process may be writing it
 
 
 def read_json(path: Path, cure: str = "it was cut off or changed by hand: restore a copy of it") -> dict[str, Any]:
@@ -50,6 +54,7 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    clear_abandoned(path.parent, f".{path.name}.*.tmp")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(draft, "wb") as file:
@@ -60,6 +65,14 @@ def replace_file(path: Path, content: bytes) -> None:
         sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def clear_abandoned(folder: Path, pattern: str, after_s: float = ABANDONED_AFTER_S) -> None:
+    """Remove what killed processes have left of files and folders that they were writing, under names like `pattern`."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < time.time() - after_s:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def sync(path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import math
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from powertrain.records import WrongUse, origins
 from powertrain.records.errors import NAMED
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, Start, Step
-from powertrain.records.json_files import read_json, replace_file, write_json
+from powertrain.records.json_files import clear_abandoned, read_json, replace_file, sync, write_json
 from powertrain.records.origins import Origin
 from powertrain.records.timeline import last_of
 
@@ -93,6 +94,8 @@ def create(recipe: Recipe) -> RunFolder:
         folder = RunFolder(path)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         folder.lock.touch()
+        with contextlib.suppress(PermissionError):       # a folder that may not be listed
+            sync(path.parent)                # or a power failure might take the run with all its checkpoints
     except OSError as error:
         raise WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with "
                        "--output") from None
@@ -144,6 +147,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
             got = _got_lock(file, alone=True)
         if got is False:
             raise WrongUse(f"another process is training in {folder.path}; wait for it or stop it first")
+        clear_abandoned(folder.path, ".*.tmp", after_s=-math.inf)        # whoever was writing them holds no lock any more
         yield
 
 

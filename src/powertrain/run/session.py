@@ -243,8 +243,8 @@ def _write_model(part: Part) -> str | None:
     try:
         unfinished.mkdir()
         save_model(part.setup.model, unfinished, part.prepared.material.tokenizer)
-        for file in unfinished.iterdir():
-            sync(file)
+        for path in (*unfinished.iterdir(), unfinished):
+            sync(path)
         os.rename(unfinished, model_folder)
         sync(part.folder.path)
     except OSError as error:

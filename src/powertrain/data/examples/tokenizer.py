@@ -91,7 +91,7 @@ class ExampleTokenizer(FolderTokenizer):
         """Write all files, with the end token and the template that the examples were made with."""
         super().save(folder)
         if self.changed or not (folder / "tokenizer.json").is_file():
-            self.library.save(str(folder / "tokenizer.json"))
+            (folder / "tokenizer.json").write_text(self.library.to_str(pretty=True), encoding="utf-8")
         config = read_settings(folder) or {"tokenizer_class": "PreTrainedTokenizerFast"}
         config["eos_token"] = self.end
         config.pop("split_special_tokens", None)  # text that spells a special token is that token, as in training
