@@ -8,9 +8,9 @@ from typing import Any
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
-from powertrain.records import DataFacts, Estimate, Facts, ModelFacts, to_plain
+from powertrain.records import DataFacts, Estimate, Facts, ModelFacts, OnMachine, to_plain
 from powertrain.records.event_log import from_line
-from powertrain.report.plan import data_row, expected_rows, facts_rows, fitting_rows, model_row, run_row
+from powertrain.report.plan import data_row, expected_rows, facts_rows, fitting_rows, model_row, on_machine_row, run_row
 from powertrain.report.result import result_rows
 
 EXAMPLES = DataFacts(
@@ -78,6 +78,15 @@ def test_an_absent_estimate_says_why(facts: Facts) -> None:
     unmeasured = replace(facts.hardware, peak_flops_per_s={})
     for model in (facts.model, replace(tuned(), provider="transformers")):
         assert "is not measured" in expected_rows(None, unmeasured, model)[0][1]
+
+
+def test_a_machine_that_is_not_here_says_which_figure_is_not_published(facts: Facts) -> None:
+    there = replace(facts.hardware, basis="published", peak_flops_per_s={"fp32": 8e12, "fp16": 65e12})
+    for changes, missing in (({"bandwidth_bytes_per_s": None}, "memory bandwidth"), ({"peak_flops_per_s": {}}, "rates"),
+                             ({"bandwidth_bytes_per_s": 3e11}, "rate for this dtype")):
+        hardware = replace(there, **changes)
+        assert f"does not publish its {missing};" in expected_rows(None, hardware)[0][1]
+        assert on_machine_row(OnMachine("t4", hardware, "", None, 1))[3] == f"{missing} not published"
 
 
 def test_facts_of_fine_tuning_are_listed_with_their_sources(facts: Facts) -> None:

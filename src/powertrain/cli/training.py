@@ -189,6 +189,9 @@ def _prices(words: Sequence[str]) -> Mapping[str, float]:
         if kind is None or not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", price):
             raise WrongUse(f"--price-per-hour {word[:40]} is not KIND=PRICE; use for example h100=2.5, or 2.5 for every kind "
                            f"(kinds: {', '.join(kinds())})")
+        if kind in found:
+            raise WrongUse(f"--price-per-hour has two prices for {kind or 'every kind'}: {found[kind]:g} and {price}; "
+                           "leave one out")
         found[kind] = float(price)
     return found
 
@@ -210,7 +213,7 @@ def _print_machines(words: Sequence[str], machines: Mapping[str, Hardware], pric
     screen.print_rows([plan_report.data_row(facts.data), plan_report.model_row(facts.model),
                        plan_report.run_row(prepared.recipe.model_dump(), facts.data, prepared.total_steps)])
     screen.print_rows([plan_report.MACHINE_COLUMNS, *map(plan_report.on_machine_row, found)])
-    screen.print_rows([("Known from", plan_report.FROM_PUBLISHED)])
+    screen.print_rows(plan_report.machines_rows(found))
 
 
 def facts(words: Words = None, as_json: Json = False,

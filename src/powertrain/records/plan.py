@@ -130,6 +130,11 @@ class Estimate:
         return self.tokens_per_step / high_s, self.tokens_per_step / low_s
 
     @property
+    def leaves_out_exchanges(self) -> bool:
+        """Return whether `step_s` has no time for what the processes exchange, because their links are not known."""
+        return bool(self.exchanges) and self.efficiency is None
+
+    @property
     def total_memory_bytes(self) -> int:
         return sum(self.memory_bytes.values())
 

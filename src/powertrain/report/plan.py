@@ -114,8 +114,8 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
         return [("Expected", f"unknown: powertrain cannot count the work of {model.family} in {model.provider}; the run shows "
                              "its own speed")]
     if estimate is None and hardware.basis != "measured":
-        return [("Expected", "unknown: its rates are not published; measure them on that machine with `powertrain "
-                             "facts --output facts.json`, then use --machine facts.json")]
+        return [("Expected", f"unknown: its maker does not publish its {_unpublished(hardware)}; measure that machine with "
+                             "`powertrain facts --output facts.json`, then use --machine facts.json")]
     if estimate is None:
         return [("Expected", "unknown: the speed of this machine is not measured (`powertrain facts --measure`)")]
     low_s, high_s = estimate.step_s
@@ -185,10 +185,26 @@ def fitting_rows(needed_bytes: int, room_bytes: int, savings: Sequence[tuple[str
 # ------------------------------------------------------------------------------------------------ machines that are not here
 
 
+WITHOUT = "without exchanges"
 MACHINE_COLUMNS = ("Machine", "Fits", "Memory of a device", "Time", "Tokens/s", "Cost")
 FROM_PUBLISHED = ("published figures; nothing was measured there, and the software counts as what is installed here. Times are "
                   "guesses, between 60 % and 100 % of the published rates, less for small products. `powertrain plan --machine "
                   "KIND` shows one machine's plan")
+FROM_UNLINKED = (f'"{WITHOUT}": the links between these devices are not published, so time and cost leave out what the devices '
+                 "exchange in each step. The run takes longer there, and these machines stand after the others")
+
+
+def machines_rows(found: Sequence[OnMachine]) -> list[Row]:
+    """Return what the figures of the table rest on."""
+    unlinked = any(one.estimate is not None and one.estimate.leaves_out_exchanges for one in found)
+    return labelled("Known from", [FROM_PUBLISHED, *[FROM_UNLINKED] * unlinked])
+
+
+def _unpublished(hardware: Hardware) -> str:
+    """Return what a maker does not publish of a machine whose time is not known."""
+    if not hardware.peak_flops_per_s:
+        return "rates"
+    return "memory bandwidth" if hardware.bandwidth_bytes_per_s is None else "rate for this dtype"
 
 
 def on_machine_row(one: OnMachine) -> tuple[str, ...]:
@@ -198,9 +214,9 @@ def on_machine_row(one: OnMachine) -> tuple[str, ...]:
     fits = "no" if one.words is None else f"with {one.words}" if one.words else "yes"
     held = f"{memory(one.needed_bytes)} of {memory(one.hardware.memory_bytes)}"
     if one.estimate is None:
-        return one.kind, fits, held, "" if one.words is None else "rates not published", "", ""
-    steps = one.estimate.steps
-    return (one.kind, fits, held, interval(*(duration(step_s * steps) for step_s in one.estimate.step_s)),
+        return one.kind, fits, held, "" if one.words is None else f"{_unpublished(one.hardware)} not published", "", ""
+    steps, without = one.estimate.steps, f", {WITHOUT}" if one.estimate.leaves_out_exchanges else ""
+    return (one.kind, fits, held, interval(*(duration(step_s * steps) for step_s in one.estimate.step_s)) + without,
             interval(*map(count, one.estimate.tokens_per_s)), interval(*map(digits, one.cost)) if one.cost else "")
 
 
