@@ -153,3 +153,20 @@ def test_a_result_shows_what_was_expected_beside_what_was_measured() -> None:
     assert dict(rows_of([start, step, {**measured, "fullest_bytes": 3 << 30}, step, end])[:4]) == rows
     without = dict(rows_of([start, step, end])[:4])
     assert without["Memory"] == "the process: 4 GiB at the peak"
+
+
+def test_the_command_that_continues_a_run_names_its_processes() -> None:
+    begun = {"event": "start", "time": 0.0, "method": "scratch", "total_steps": 9, "processes": 4}
+    stopped = {"event": "end", "time": 1.0, "state": "stopped", "step": 3, "reason": "stopped"}
+    assert ("Continue", "powertrain train --resume run --processes 4") in rows_of([begun, stopped])
+    assert ("Continue", "powertrain train --resume run") in rows_of([{**begun, "processes": 1}, stopped])
+
+
+def test_a_tiny_share_of_the_limit_is_less_than_a_percent_and_equal_ends_are_said_once(facts: Facts) -> None:
+    def said(low: float, high: float) -> str:
+        estimate = Estimate((1 / high, 1 / low), 0.1, "compute", 1.0, 1.0, "bf16", 1.0, 64, 10, {}, "test")
+        return expected_rows(estimate, facts.hardware)[0][1]
+
+    assert said(0.001, 0.004).endswith(": less than 1% of the measured bf16 limit")
+    assert said(0.051, 0.053).endswith(": 5% of the measured bf16 limit")
+    assert said(0.001, 0.02).endswith(": less than 1% to 2% of the measured bf16 limit")

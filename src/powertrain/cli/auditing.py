@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     Where = Callable[[Subject], Circumstances]
 
 STDOUT = Path("-")
-PUBLISHED = "published figures, not measured: a speed by these is an upper bound; its software and cores are not known"
+PUBLISHED = "published figures, not measured: a run is slower than they promise; the machine's software and cores are not known"
 NOT_HERE = ("assumed elsewhere: torch sees no NVIDIA GPU here, and {place} asks for one ({asked}). Rules on hardware and "
-            "software are left out; --machine h100, or that machine's facts.json, applies them (--machine cpu: of this one)")
+            "software are left out; --machine h100, or that machine's facts.json, applies them; --machine cpu "
+            "audits for the CPU of this machine")
 TASTE = "the fix changes what is learned, and the finding is small: decide yourself"
 
 

@@ -58,7 +58,7 @@ def train(words: Words = None,
     if folder is not None:
         read_events(folder.events)           # a damaged line is refused before the training
     if dry_run:
-        _print_plan(_prepared_run(words, folder, output, tell, processes, dry_run=True), as_json=as_json)
+        _print_plan(_prepared_run(words, folder, output, tell, processes, dry_run=True, warn=say), as_json=as_json)
         return 0
     place = _place(processes)
     if place is None and processes > 1:
@@ -68,8 +68,9 @@ def train(words: Words = None,
     from powertrain.run.folder import is_complete
     from powertrain.run.session import exit_code, run  # torch is loaded from here on
 
-    prepare = partial(_prepared_run, words, folder, output, tell if place is None or place.rank == 0 else lambda text: None,
-                      place.world if place else 1, here=place.local_world if place else None)
+    tell, warn = (tell, say) if place is None or place.rank == 0 else (lambda text: None, lambda text: None)
+    prepare = partial(_prepared_run, words, folder, output, tell, place.world if place else 1,
+                      here=place.local_world if place else None, warn=warn)
     with joined_group(place, prepare) as (ranks, prepared):
         if folder is not None and is_complete(folder, read_events(folder.events)):
             if ranks.is_writer:
@@ -213,7 +214,7 @@ def _print_machines(words: Sequence[str], machines: Mapping[str, Hardware], pric
     screen.print_rows([plan_report.data_row(facts.data), plan_report.model_row(facts.model),
                        plan_report.run_row(prepared.recipe.model_dump(), facts.data, prepared.total_steps)])
     screen.print_rows([plan_report.MACHINE_COLUMNS, *map(plan_report.on_machine_row, found)])
-    screen.print_rows(plan_report.machines_rows(found))
+    screen.print_rows([("Known from", text) for text in plan_report.known_from(found)])
 
 
 def facts(words: Words = None, as_json: Json = False,
@@ -254,7 +255,8 @@ def _resolved(words: Sequence[str], output: Path | None) -> Resolved:
 
 
 def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path | None, say: Say, processes: int, *,
-                  here: int | None = None, dry_run: bool = False, machine: str | None = None) -> Prepared:
+                  here: int | None = None, dry_run: bool = False, machine: str | None = None, warn: Say | None = None
+                  ) -> Prepared:
     """Prepare a new run, after the base that it names and nobody has trained; or the run in `folder`, to continue it."""
     from powertrain import planner
     from powertrain.recipe import resolve_words
@@ -267,18 +269,18 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
         as_begun = resolved.recipe.techniques == continued(folder, []).recipe.techniques
         if processes == 1 and as_begun:      # it may have been started by several
             resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
-        prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here)
+        prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here, warn=warn)
         stored = planner.from_json(read_json(folder.plan))
         if not as_begun or planner.processes_of(stored) != processes:
             return prepared
-        return with_stored_plan(prepared, stored, read_json(folder.facts)["hardware"], say)
+        return with_stored_plan(prepared, stored, read_json(folder.facts)["hardware"], warn or say)
     if dry_run:
         resolved = resolve_words(words)
         refuse_downloads(resolved.recipe, cache_folder())
     else:
         resolved = _resolved(words, output)
         train_missing_base(resolved.recipe, say)
-    return prepare(resolved, cache_folder(), say, processes=processes, here=here, machine=machine)
+    return prepare(resolved, cache_folder(), say, processes=processes, here=here, machine=machine, warn=warn)
 
 
 def _begun(words: Sequence[str], output: Path | None) -> Path | None:

@@ -101,8 +101,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 def claim(effect: Effect) -> str:
     """Return 'step time x 0.5 to 0.8, saves 1.2 GiB; formula: ...'."""
-    low, high = effect.step_time
-    text = f"step time x {low:.2g} to {high:.2g}" if low != high else f"step time x {low:.2g}"
+    low, high = (f"{ratio:.2g}" for ratio in effect.step_time)
+    text = f"step time x {low} to {high}" if low != high else f"step time x {low}"
     if effect.peak_memory_bytes:
         verb = "saves" if effect.peak_memory_bytes < 0 else "takes"
         text += f", {verb} {memory(abs(effect.peak_memory_bytes))}"
@@ -130,7 +130,7 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
     total = interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))
     return [
         ("Expected", f"{total} for {counted(estimate.steps, 'step')}, {count(slow)} to {count(fast)} tokens/s: "
-                     f"{share / high_s:.0%} to {share / low_s:.0%} of the {limit}{padded}"),
+                     f"{_shares(share / high_s, share / low_s)} of the {limit}{padded}"),
         ("Floor", f"a step takes at least {duration(estimate.floor_s)}, limited by {estimate.bound_by}: "
                   f"{estimate.flops_per_token / 1e6:,.1f} MFLOP a token at {flops(estimate.peak_flops_per_s)}"),
         ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}{copied}"),
@@ -139,15 +139,26 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
         ("Known from", estimate.basis)]
 
 
+def _shares(low: float, high: float) -> str:
+    """Return two shares as '5% to 9%', or once where they read the same."""
+    texts = (f"{share:.0%}" if share >= 0.005 else "less than 1%" for share in (low, high))
+    return " to ".join(dict.fromkeys(texts))
+
+
 def _shared_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:
     """Return what several processes gain and what they exchange; no row for one process."""
     if not estimate.exchanges:
         return []
     where = f" on {hardware.nodes} nodes" if hardware.nodes > 1 else ""
-    gain = "faster by an unknown factor, because the time of exchanges is not known" if estimate.efficiency is None else (
-        f"{interval(*(f'{hardware.processes * share:.3g}' for share in estimate.efficiency))} times as fast as one does, "
-        f"{interval(*(f'{share:.0%}' for share in estimate.efficiency))} of the ideal; most of its time goes into "
-        f"{SPENT_ON.get(estimate.held_back_by, estimate.held_back_by)}")
+    if estimate.efficiency is None:
+        gain = "faster or slower than one does: the time of exchanges is not known"
+    else:
+        factors, spent = [hardware.speed_up(share) for share in estimate.efficiency], estimate.held_back_by
+        one, use = ("one with all cores of a machine", "process") if hardware.device == "cpu" else ("one", "device")
+        no_gain = "" if max(factors) > 1 else f", so they do not pay: use one {use}"
+        gain = (f"{interval(*(f'{factor:.3g}' for factor in factors))} times as fast as {one} does{no_gain}; "
+                f"{_shares(*estimate.efficiency)} of the ideal; most of its time goes into "
+                f"{SPENT_ON.get(spent, spent)}")
     return [("Efficiency", f"{hardware.processes:,} processes{where} make a step {gain}"),
             ("Exchanged", f"{estimate.exchanges} in a step, by formulas")]
 
@@ -194,10 +205,10 @@ FROM_UNLINKED = (f'"{WITHOUT}": the links between these devices are not publishe
                  "exchange in each step. The run takes longer there, and these machines stand after the others")
 
 
-def machines_rows(found: Sequence[OnMachine]) -> list[Row]:
+def known_from(found: Sequence[OnMachine]) -> list[str]:
     """Return what the figures of the table rest on."""
     unlinked = any(one.estimate is not None and one.estimate.leaves_out_exchanges for one in found)
-    return labelled("Known from", [FROM_PUBLISHED, *[FROM_UNLINKED] * unlinked])
+    return [FROM_PUBLISHED, *[FROM_UNLINKED] * unlinked]
 
 
 def _unpublished(hardware: Hardware) -> str:
