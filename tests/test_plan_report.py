@@ -8,9 +8,9 @@ from typing import Any
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
-from powertrain.records import DataFacts, Estimate, Facts, ModelFacts, to_plain
+from powertrain.records import DataFacts, Estimate, Facts, ModelFacts, OnMachine, to_plain
 from powertrain.records.event_log import from_line
-from powertrain.report.plan import data_row, expected_rows, facts_rows, fitting_rows, model_row, run_row
+from powertrain.report.plan import data_row, expected_rows, facts_rows, fitting_rows, model_row, on_machine_row, run_row
 from powertrain.report.result import result_rows
 
 EXAMPLES = DataFacts(
@@ -80,6 +80,15 @@ def test_an_absent_estimate_says_why(facts: Facts) -> None:
         assert "is not measured" in expected_rows(None, unmeasured, model)[0][1]
 
 
+def test_a_machine_that_is_not_here_says_which_figure_is_not_published(facts: Facts) -> None:
+    there = replace(facts.hardware, basis="published", peak_flops_per_s={"fp32": 8e12, "fp16": 65e12})
+    for changes, missing in (({"bandwidth_bytes_per_s": None}, "memory bandwidth"), ({"peak_flops_per_s": {}}, "rates"),
+                             ({"bandwidth_bytes_per_s": 3e11}, "rate for this dtype")):
+        hardware = replace(there, **changes)
+        assert f"does not publish its {missing};" in expected_rows(None, hardware)[0][1]
+        assert on_machine_row(OnMachine("t4", hardware, "", None, 1))[3] == f"{missing} not published"
+
+
 def test_facts_of_fine_tuning_are_listed_with_their_sources(facts: Facts) -> None:
     rows = {name: (value, source) for name, value, source in facts_rows(replace(facts, model=tuned(), data=EXAMPLES))}
     assert rows["provider"] == ("native", "method lora, task causal")
@@ -144,3 +153,20 @@ def test_a_result_shows_what_was_expected_beside_what_was_measured() -> None:
     assert dict(rows_of([start, step, {**measured, "fullest_bytes": 3 << 30}, step, end])[:4]) == rows
     without = dict(rows_of([start, step, end])[:4])
     assert without["Memory"] == "the process: 4 GiB at the peak"
+
+
+def test_the_command_that_continues_a_run_names_its_processes() -> None:
+    begun = {"event": "start", "time": 0.0, "method": "scratch", "total_steps": 9, "processes": 4}
+    stopped = {"event": "end", "time": 1.0, "state": "stopped", "step": 3, "reason": "stopped"}
+    assert ("Continue", "powertrain train --resume run --processes 4") in rows_of([begun, stopped])
+    assert ("Continue", "powertrain train --resume run") in rows_of([{**begun, "processes": 1}, stopped])
+
+
+def test_a_tiny_share_of_the_limit_is_less_than_a_percent_and_equal_ends_are_said_once(facts: Facts) -> None:
+    def said(low: float, high: float) -> str:
+        estimate = Estimate((1 / high, 1 / low), 0.1, "compute", 1.0, 1.0, "bf16", 1.0, 64, 10, {}, "test")
+        return expected_rows(estimate, facts.hardware)[0][1]
+
+    assert said(0.001, 0.004).endswith(": less than 1% of the measured bf16 limit")
+    assert said(0.051, 0.053).endswith(": 5% of the measured bf16 limit")
+    assert said(0.001, 0.02).endswith(": less than 1% to 2% of the measured bf16 limit")

@@ -27,9 +27,10 @@ from powertrain.planner import (
     workload_of,
 )
 from powertrain.recipe import Recipe
-from powertrain.records import Effect, Facts, Plan, Proposal, WrongUse
+from powertrain.records import Effect, Facts, PeerLink, Plan, Proposal, WrongUse
 from powertrain.records.evidence import Interval
 from powertrain.records.plan import PinRefused, PinsClash, Why
+from powertrain.report.plan import expected_rows
 from powertrain.techniques import CATALOGUE
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import CannotBuild
@@ -294,6 +295,46 @@ def test_sharding_proposes_itself_where_a_process_cannot_hold_weights_gradients_
     assert next(r for r in short.refused if r.technique == "data_parallel").rival == "sharding"
     assert processes_of(from_json(json.loads(json.dumps(to_json(short))))) == 4
     assert next(r for r in make_plan(facts, Recipe(), 100).refused if r.technique == "sharding").cure == ("--processes 2",)
+
+
+@pytest.mark.parametrize(("link", "says"), [(PeerLink(1e-6, 1e11), ""), (PeerLink(1.0, 1e6), "do not pay: use one device")])
+def test_the_claim_of_several_processes_is_what_the_estimate_expects_beside_one(
+        facts: Facts, gpu_facts: Callable[..., Facts], link: PeerLink, says: str) -> None:
+    here = gpu_facts(processes=4, devices=4, links={"processes": link})
+    plan = make_plan(here, Recipe(), 100)
+    step = next(step for step in plan.steps if step.technique.name == "data_parallel")
+    assert plan.estimate is not None
+    assert plan.estimate.efficiency is not None
+    low, high = plan.estimate.efficiency
+    assert step.claim.step_time == pytest.approx((1 / (4 * high), 1 / (4 * low)))
+    assert ("do not pay here" in step.because) is bool(says)
+    row = dict(expected_rows(plan.estimate, here.hardware))["Efficiency"]
+    assert says in row
+    assert ("do not pay" in row) is bool(says)
+    unknown = make_plan(gpu_facts(processes=4, devices=4), Recipe(), 100)
+    assert next(step for step in unknown.steps if step.technique.name == "data_parallel").claim.step_time == (1 / 4, 1.0)
+
+
+def test_a_plan_says_what_it_may_use_beside_what_is_free_and_when_several_processes_are_of_use(gpu_facts: Callable[..., Facts]
+                                                                                             ) -> None:
+    plan = make_plan(gpu_facts(free_memory_bytes=70 << 30), Recipe(), 100)
+    shown = {refusal.technique: refusal.because for refusal in plan.refused}
+    assert "of the 56 GiB that a plan may use (80% of what is free)" in shown["activation_checkpointing"]
+    assert not [because for because in shown.values() if "56 GiB free" in because or "56.0 GiB" in because]
+    for name in ("sharding", "tensor_parallel", "pipeline_parallel", "data_parallel"):
+        assert shown[name].startswith("the run has one process; on a machine with several GPUs --processes N ")
+
+
+def test_processes_on_the_cores_of_one_machine_do_not_pay_and_the_plan_says_so(facts: Facts) -> None:
+    """Two such processes were 0.86 times as fast as one with both cores (studies/2026-11-23_processes)."""
+    here = shared(replace(facts, hardware=replace(facts.hardware, peak_flops_per_s={"fp32": 1e11, "bf16": 2e11},
+                                                  bandwidth_bytes_per_s=1e10)))
+    plan = make_plan(here, Recipe(), 100)
+    step = next(step for step in plan.steps if step.technique.name == "data_parallel")
+    assert step.claim.step_time[0] >= 1
+    assert "they do not pay here" in step.because
+    row = dict(expected_rows(plan.estimate, here.hardware))["Efficiency"]
+    assert "times as fast as one with all cores of a machine does, so they do not pay: use one process" in row
 
 
 @pytest.mark.parametrize(("share", "replicas"), [(0.6, 2), (0.3, 1)])

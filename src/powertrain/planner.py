@@ -6,9 +6,7 @@ CATALOGUE, in which they are applied.
 """
 
 import dataclasses
-import difflib
 import itertools
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -19,7 +17,7 @@ from powertrain.cost.workload import Workload, attention_of, library_workspace_b
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Estimate, Facts, Plan, Proposal, Refusal, UnknownFact, WrongUse, to_plain
 from powertrain.records.evidence import Interval
-from powertrain.records.plan import PinError, PinRefused, PinsClash, UnknownTechnique, Why, WrongSetting
+from powertrain.records.plan import PinError, PinRefused, PinsClash, UnknownTechnique, Why, check_settings, near, with_settings
 from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.base import CannotBuild, PlannedRun
 from powertrain.techniques.micro_batch import MicroBatch
@@ -58,7 +56,7 @@ def make_plan(facts: Facts, recipe: Recipe, total_steps: int, tuned: Tuned | Non
 
     Raises PinError where the recipe pins a technique that is unknown or refused, has no such setting, or clashes with another.
     """
-    check_names(recipe.techniques)
+    check_pins(recipe)
     if tuned is not None and (pins := _pins_that_hold(tuned, facts, recipe, total_steps)):
         plan = _with_evidence(_plan_of(facts, with_pins(recipe, pins)), pins, tuned)
         plan = dataclasses.replace(plan, estimate=_estimate(facts, plan, total_steps))
@@ -168,7 +166,7 @@ def _pinned(answer: Proposal | Refusal, pin: object) -> Proposal:
                           Effect((0.5, 2.0), 0, basis="guess: the planner expects no gain", guessed=True),
                           against=dataclasses.replace(answer, possible=None))
     if isinstance(pin, Mapping):
-        answer = dataclasses.replace(answer, technique=_with_settings(answer.technique, pin),
+        answer = dataclasses.replace(answer, technique=with_settings(answer.technique, pin),
                                      because=f"{answer.because}; the recipe sets {', '.join(pin)}" if pin else answer.because)
     return dataclasses.replace(answer, pinned=True)
 
@@ -201,38 +199,28 @@ def _holder(steps: Sequence[Proposal], slots: frozenset[str]) -> Proposal | None
 # ------------------------------------------------------------------------------------------------ pins
 
 
+def check_pins(recipe: Recipe) -> None:
+    """Raise PinError where the recipe's techniques cannot be as they are written, on whatever machine."""
+    check_names(recipe.techniques)
+    _check_clashes(recipe)
+    for name, pin in recipe.techniques.items():
+        if isinstance(pin, Mapping):
+            check_settings(BY_NAME[name], pin)
+            if not hasattr(BY_NAME[name], "processes"):      # what depends on their number is left to the run
+                with_settings(BY_NAME[name](), pin)
+
+
 def check_names(techniques: Iterable[str]) -> None:
     """Raises UnknownTechnique, with the technique that may be meant."""
     for name in techniques:
         if name not in BY_NAME:
-            raise UnknownTechnique(name, _near(name, BY_NAME), tuple(BY_NAME))
+            raise UnknownTechnique(name, near(name, BY_NAME), tuple(BY_NAME))
 
 
 def _check_clashes(recipe: Recipe) -> None:
     for one, other in itertools.combinations(sorted(_pinned_on(recipe), key=_place), 2):
         if BY_NAME[one].slots & BY_NAME[other].slots:
             raise PinsClash(one, other)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)), "")
-
-
-def _with_settings(technique: Any, settings: Mapping[str, Any]) -> Any:
-    fields = typing.get_type_hints(type(technique))
-    known = [field.name for field in dataclasses.fields(technique)]
-    for name, value in settings.items():
-        if name not in known:
-            hint = f"; did you mean {near}?" if (near := _near(name, known)) else ""
-            have = f"its settings are {', '.join(known)}" if known else "it has no settings, only on and off"
-            raise WrongSetting(f"techniques.{technique.name} has no setting {name!r}{hint} ({have})", technique.name, name)
-        if type(value) is not fields[name]:
-            raise WrongSetting(f"techniques.{technique.name}.{name}={value!r} should be of type {fields[name].__name__}",
-                               technique.name, name)
-    try:
-        return dataclasses.replace(technique, **settings)
-    except ValueError as error:
-        raise WrongSetting(str(error), technique.name) from None
 
 
 # ------------------------------------------------------------------------------------------------ tuned plans
@@ -386,7 +374,7 @@ def _read(data: Mapping[str, Any]) -> Plan:
                            f"(known: {', '.join(BY_NAME)}); use the version that wrote it")
         claim = step["claim"] | {"step_time": tuple(step["claim"]["step_time"])}
         against = step.get("against")
-        steps.append(Proposal(_with_settings(BY_NAME[step["technique"]](), step["settings"]), step["because"], Effect(**claim),
+        steps.append(Proposal(with_settings(BY_NAME[step["technique"]](), step["settings"]), step["because"], Effect(**claim),
                               step.get("numbers", {}), step.get("pinned", False), _refusal(against) if against else None))
     found = data["estimate"]
     intervals = {name: tuple(found[name]) for name in ("step_s", "efficiency") if found.get(name)} if found else {}

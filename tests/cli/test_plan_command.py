@@ -128,8 +128,25 @@ def test_known_machines_are_compared_by_fit_time_and_cost(cli: Callable[..., tup
     assert "with " in rows["t4"]
     assert "rates not published" in rows["m4-max"]
     assert out.index("\nh100 ") < out.index("\nrtx-4080 ")
+    for prices, kind in (("h100=2 H100-80GB=3", "h100"), ("2 3", "every kind")):
+        code, _, err = cli("plan", *words, *(word for price in prices.split() for word in ("--price-per-hour", price)))
+        assert (code, f"two prices for {kind}: 2 and 3" in err) == (2, True)
     for price in ("h100=", "x=1", "h100=-1", "cpu=nan"):
         code, _, err = cli("plan", *words, "--price-per-hour", price)
         assert (code, "is not KIND=PRICE" in err) == (2, True)
     code, _, err = cli("plan", *words[:-2], "--price-per-hour", "2")
     assert (code, "--machine all" in err) == (2, True)
+
+
+def test_machines_whose_links_are_not_published_are_marked_and_stand_after_the_others(
+        cli: Callable[..., tuple[int, str, str]], source: Path) -> None:
+    code, out, err = cli("plan", "default", f"data={source}", "data.tokenizer=byte", *SMALL, "--machine", "8xall")
+    assert code == 0, err
+    kinds = [line.split()[0] for line in out.splitlines()]
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert "without exchanges" in rows["rtx-4090"]
+    assert "without exchanges" not in rows["h100"]
+    assert max(map(kinds.index, ("b200", "h100", "a100-40gb", "l4"))) < min(map(kinds.index, ("rtx-4090", "mi300x", "a10")))
+    assert '"without exchanges": the links between these devices are not published' in out
+    code, out, err = cli("plan", "default", f"data={source}", "data.tokenizer=byte", *SMALL, "--machine", "all")
+    assert (code, "without exchanges" in out) == (0, False)

@@ -101,8 +101,15 @@ def test_an_interval_is_made_no_rarer_than_twice_a_run() -> None:
 def test_an_interval_that_cannot_be_rarer_is_not_named_as_its_own_cure() -> None:
     first = causes(seen(steps=40, evaluation=Between("eval_steps", 8.5, 20)))[0]
     assert first.name == "evaluation"
-    assert first.cure.says == "do less each time, or train longer: every 20 of 40 steps is not too often"
+    assert first.cure.says == "train longer, or make each time shorter: to evaluate every 20 of 40 steps is not too often"
     assert (first.cure.words, first.predicted) == ((), 1.0)
+
+
+def test_a_cure_and_its_evidence_name_what_is_done_too_often() -> None:
+    first = causes(seen(steps=4000, evaluation=Between("eval_steps", 8.5, 20)))[0]
+    assert first.cure.says.startswith("evaluate every ")
+    assert first.cure.says.endswith(" steps instead of every 20")
+    assert "an evaluation takes 8.5 s and comes every 20 steps (eval_steps=20); a step takes " in first.evidence[0].what
 
 
 def test_the_interval_of_a_cure_takes_at_most_two_percent_of_the_run() -> None:

@@ -33,9 +33,17 @@ def test_every_kind_has_published_rates_and_says_where_from(kind: str, tmp_path:
         assert found.peak_flops_per_s.keys() & {"bf16", "fp16"}
         assert (found.compute_capability is None) == bool(found.architecture)
     assert 15e9 < found.memory_bytes == found.free_memory_bytes < 300e9
-    assert all("not measured: https://" in found.sources[field] for field in ("bandwidth_bytes_per_s", "memory_bytes", "links"))
+    assert all("not measured: https://" in found.sources[field] for field in ("bandwidth_bytes_per_s", "links"))
+    assert "https://" in found.sources["memory_bytes"]
     assert all(link.bandwidth_bytes_per_s > 1e10 for link in found.links.values())
     assert NODE in found.links or NETWORK not in found.links
+
+
+@pytest.mark.parametrize(("kind", "gib"), [("h100", 79.65), ("a100", 80.0), ("h200", 140.4), ("t4", 15.0), ("mi300x", 191.98)])
+def test_memory_is_what_the_driver_shows_and_not_the_product_s_number_in_powers_of_ten(kind: str, gib: float, tmp_path: Path
+                                                                                      ) -> None:
+    """Sources: thundergolfer.com/blog/nvidia-gpu-memory-capacity (nvidia-smi), ROCm/legacy-rocm-build issue 4750."""
+    assert machine_of(kind, tmp_path).memory_bytes / 2**30 == pytest.approx(gib, abs=0.01)
 
 
 def test_the_cpu_is_the_one_that_is_here_with_its_measured_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

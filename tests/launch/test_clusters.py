@@ -190,6 +190,13 @@ def test_a_pytorch_job_has_the_fields_that_the_operator_reads(tiny: list[str], c
     (["pbs"], "there is no kind of cluster called 'pbs'"),
     (["slurm", "learning_rat=1"], "learning_rate"),
     (["slurm", "train_batch_size=2", "--gpus", "8"], "train_batch_size=2 cannot be shared by 8 processes"),
+    (["slurm", "techniques.micro_batch.examples=0"], "techniques.micro_batch.examples is 0; use 1 or more"),
+    (["slurm", "techniques.tensor_parallel.degre=2"], "has no setting 'degre'; did you mean degree?"),
+    (["slurm", "techniques.bf16=on", "techniques.fp16=on"], "are both pinned on"),
+    (["slurm", "model.family=nope"], "there is no model family 'nope'"),
+    (["slurm", "model.width=32", "model.heads=3"], "3 heads do not divide a width of 32"),
+    (["slurm", "model.context=8", "data.block=16"], "model.context=8 is shorter than data.block=16"),
+    (["slurm", "data.tokenizer=nope"], "data.tokenizer=nope is neither char"),
     (["slurm", "--gpus", "many"], "--gpus many is no number of GPUs"),
     (["sky", "--gpus", "8"], "--gpus H100:8"),
     (["sky", "--gpus", "H100:4", "--nodes", "2"], "--volume"),
@@ -202,3 +209,16 @@ def test_a_job_that_cannot_be_started_is_one_sentence_and_writes_nothing(cli: Cl
     assert (code, out) == (2, "")
     assert says in err.splitlines()[-1]
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("wrong", [("techniques.micro_batch.nope=1",), ("techniques.packing.tokens=x",), ("model.heads=3",),
+                                   ("techniques.fp8_base.x=1",), ("data.tokenizer=nope",), ("model.context=2",)])
+def test_launch_refuses_a_recipe_with_the_sentence_of_train(tiny: list[str], cli: Cli, wrong: tuple[str, ...]) -> None:
+    said = [cli(*command, *tiny, *wrong) for command in (("train",), ("launch", "slurm"))]
+    assert [code for code, _, _ in said] == [2, 2]
+    assert len({err.splitlines()[-1] for _, _, err in said}) == 1
+
+
+def test_what_depends_on_the_number_of_processes_is_left_to_the_run(cli: Cli, tmp_path: Path) -> None:
+    words = ("techniques.tensor_parallel.degree=4", "model.heads=4", "model.width=64")
+    assert written(cli, tmp_path, "slurm", "--gpus", "4", "train_batch_size=8", *words)

@@ -17,6 +17,7 @@ from powertrain.models.kernels.ragged import build
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal
+from powertrain.records.sizes import digits
 from powertrain.techniques import attention_kernel, fused_blocks, torch_compile
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import WORTH_IT
@@ -121,7 +122,7 @@ def test_the_numbers_of_the_sentence_are_those_of_the_bargain(machines: dict[str
     saved = steps * one_s * 0.25
     pays, shown = run.bargain((0.7, 0.8), saved / 4)
     assert pays
-    assert f"would save about {saved:.0f} s of {steps * one_s:,.0f} s" in shown
+    assert f"would save about {digits(saved)} s of the {digits(steps * one_s)} s that the steps take without it" in shown
     assert shown.endswith("so it pays after step 750 of 3,000")
     assert not run.bargain((0.7, 0.8), saved / 1.99)[0]
 

@@ -33,6 +33,7 @@ def launch(kind: Annotated[str, typer.Argument(metavar="slurm|ray|sky|kubernetes
     from powertrain import planner
     from powertrain.launch.clusters import CLUSTERS, Job, folder_of, start_command
     from powertrain.recipe import resolve_words
+    from powertrain.run.material import check_shape
     from powertrain.run.prepare import check_batch, with_optimizer
     from powertrain.training.objectives import objective_of
 
@@ -43,8 +44,10 @@ def launch(kind: Annotated[str, typer.Argument(metavar="slurm|ray|sky|kubernetes
     words = words or []
     recipe = with_optimizer(resolve_words(words)).recipe
     objective_of(recipe)
-    planner.check_names(list(recipe.techniques))
+    planner.check_pins(recipe)
     check_batch(recipe, nodes * max(1, int(asked[2])))
+    if recipe.method == "scratch":
+        check_shape(recipe)
     here, now = str(Path.cwd()), f"{time.strftime('%Y%m%d-%H%M%S')}"
     job = Job(recipe.name, tuple(word for word in words if not word.startswith("output_dir=")),
               folder_of(kind, recipe.name, recipe.output_dir, now, here), nodes, int(asked[2]), cores, asked[1],

@@ -14,6 +14,7 @@ from powertrain.cli import output as screen
 from powertrain.cli.options import Json, Run
 from powertrain.records import WrongUse, timeline, to_plain
 from powertrain.records.event_log import counted, read_all_events, read_events
+from powertrain.records.events import Start
 from powertrain.records.json_files import read_json, replace_file
 from powertrain.records.origins import asked_lines
 from powertrain.report.result import result_rows, sample_rows, step_time_row
@@ -67,7 +68,7 @@ def show(run: Run, as_json: Json = False) -> None:
     else:
         summary = summarise(folder)
         screen.print_rows([("State", f"{summary.state}, at step {summary.step:,} of {summary.total_steps:,}"),
-                           step_time_row(events), ("Continue", f"powertrain train --resume {run}")])
+                           step_time_row(events), ("Continue", (timeline.last_of(Start, events) or Start()).command(str(run)))])
     worst = [finding for finding in _symptoms(run) if finding.severity in ("critical", "moderate")] if events else []
     screen.print_rows([*((finding.severity.capitalize(), finding.title) for finding in worst[:MOST_FINDINGS]),
                        *([("Why", f"powertrain diagnose {run}")] if worst else [])])

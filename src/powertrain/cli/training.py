@@ -65,7 +65,7 @@ def train(words: Words = None,
     if folder is not None:
         read_events(folder.events)           # a damaged line is refused before the training
     if dry_run:
-        _print_plan(_prepared_run(words, folder, output, tell, processes, dry_run=True), as_json=as_json)
+        _print_plan(_prepared_run(words, folder, output, tell, processes, dry_run=True, warn=say), as_json=as_json)
         return 0
     place = _place(processes)
     if place is None and processes > 1:
@@ -75,8 +75,9 @@ def train(words: Words = None,
     from powertrain.run.folder import is_complete
     from powertrain.run.session import exit_code, run  # torch is loaded from here on
 
-    prepare = partial(_prepared_run, words, folder, output, tell if place is None or place.rank == 0 else lambda text: None,
-                      place.world if place else 1, here=place.local_world if place else None)
+    tell, warn = (tell, say) if place is None or place.rank == 0 else (lambda text: None, lambda text: None)
+    prepare = partial(_prepared_run, words, folder, output, tell, place.world if place else 1,
+                      here=place.local_world if place else None, warn=warn)
     with joined_group(place, prepare) as (ranks, prepared):
         if folder is not None and is_complete(folder, read_events(folder.events)):
             if ranks.is_writer:
@@ -200,6 +201,9 @@ def _prices(words: Sequence[str]) -> Mapping[str, float]:
         if kind is None or not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", price):
             raise WrongUse(f"--price-per-hour {word[:40]} is not KIND=PRICE; use for example h100=2.5, or 2.5 for every kind "
                            f"(kinds: {', '.join(kinds())})")
+        if kind in found:
+            raise WrongUse(f"--price-per-hour has two prices for {kind or 'every kind'}: {found[kind]:g} and {price}; "
+                           "leave one out")
         found[kind] = float(price)
     return found
 
@@ -221,7 +225,7 @@ def _print_machines(words: Sequence[str], machines: Mapping[str, Hardware], pric
     screen.print_rows([plan_report.data_row(facts.data), plan_report.model_row(facts.model),
                        plan_report.run_row(prepared.recipe.model_dump(), facts.data, prepared.total_steps)])
     screen.print_rows([plan_report.MACHINE_COLUMNS, *map(plan_report.on_machine_row, found)])
-    screen.print_rows([("Known from", plan_report.FROM_PUBLISHED)])
+    screen.print_rows([("Known from", text) for text in plan_report.known_from(found)])
 
 
 def facts(words: Words = None, as_json: Json = False,
@@ -268,7 +272,8 @@ def _resolved(words: Sequence[str], output: Path | None) -> Resolved:
 
 
 def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path | None, say: Say, processes: int, *,
-                  here: int | None = None, dry_run: bool = False, machine: str | None = None) -> Prepared:
+                  here: int | None = None, dry_run: bool = False, machine: str | None = None, warn: Say | None = None
+                  ) -> Prepared:
     """Prepare a new run, after the base that it names and nobody has trained; or the run in `folder`, to continue it."""
     from powertrain import planner
     from powertrain.recipe import resolve_words
@@ -281,19 +286,19 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
         as_begun = resolved.recipe.techniques == continued(folder, []).recipe.techniques
         if processes == 1 and as_begun:      # it may have been started by several
             resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
-        prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here)
+        prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here, warn=warn)
         check_same_data(prepared, read_json(folder.facts))
         stored = planner.from_json(read_json(folder.plan))
         if not as_begun or planner.processes_of(stored) != processes:
             return prepared
-        return with_stored_plan(prepared, stored, read_json(folder.facts)["hardware"], say)
+        return with_stored_plan(prepared, stored, read_json(folder.facts)["hardware"], warn or say)
     if dry_run:
         resolved = resolve_words(words)
         refuse_downloads(resolved.recipe, cache_folder())
     else:
         resolved = _resolved(words, output)
         train_missing_base(resolved.recipe, say)
-    return prepare(resolved, cache_folder(), say, processes=processes, here=here, machine=machine)
+    return prepare(resolved, cache_folder(), say, processes=processes, here=here, machine=machine, warn=warn)
 
 
 def _begun(words: Sequence[str], output: Path | None) -> Path | None:

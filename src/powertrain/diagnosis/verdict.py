@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from powertrain.diagnosis.observed import Between, Bound, Observed, Remedy
+from powertrain.diagnosis.observed import Bound, Observed, Remedy
 from powertrain.diagnosis.wording import sentences
 from powertrain.evidence.stats import interval
 from powertrain.records.evidence import Interval
@@ -70,7 +70,7 @@ def _cause(name: Bound, observed: Observed) -> Cause:
     against = [remedy for remedy in observed.remedies if remedy.against == name]
     tried = False
     if name in observed.between:
-        cure, predicted, basis = _less_often(observed.between[name], observed)
+        cure, predicted, basis = _less_often(name, observed)
     elif against:
         best = max(against, key=lambda one: (one.speed is not None, predicted_speed(one, observed)))
         cure, predicted, basis, tried = best.cure, predicted_speed(best, observed), best.basis, best.speed is not None
@@ -85,15 +85,18 @@ def _cause(name: Bound, observed: Observed) -> Cause:
     return Cause(name, share, amdahl(share), (Evidence(observed.evidence(name)),), cure, max(1.0, predicted), basis, tried)
 
 
-def _less_often(between: Between, observed: Observed) -> tuple[Cure, float, str]:
+def _less_often(name: Bound, observed: Observed) -> tuple[Cure, float, str]:
     """Return the interval at which the work takes an affordable share, at most half of the run."""
+    between = observed.between[name]
+    verb = sentences()["bound"][name.name.lower()]["advice"].partition(" ")[0]           # "evaluate" less often
     steps, others_s = observed.steps, observed.wall_s - between.per_step_s(observed.steps)
     affordable = _round_number(between.seconds / (AFFORDABLE * others_s)) if others_s > 0 else steps
     every = max(between.every, min(affordable, max(1, steps // 2)))
     rarer = replace(between, every=every).per_step_s(steps)
     if every == between.every:               # the interval is not the problem: the run is short, or each time takes long
-        return Cure(f"do less each time, or train longer: every {every:,} of {steps:,} steps is not too often"), 1.0, "none"
-    return (Cure(f"do it every {every:,} steps instead of every {between.every:,}", words=(f"{between.key}={every}",)),
+        return Cure(f"train longer, or make each time shorter: to {verb} every {every:,} of {steps:,} steps is not too "
+                    "often"), 1.0, "none"
+    return (Cure(f"{verb} every {every:,} steps instead of every {between.every:,}", words=(f"{between.key}={every}",)),
             observed.wall_s / (others_s + rarer),
             f"formula: {between.seconds:.3g} s each time, measured; then {rarer / (others_s + rarer):.1%} of the run")
 

@@ -2,10 +2,13 @@
 
 A file is what `powertrain facts --output` wrote on the other machine, or the facts.json of a run there.
 
-clusters.csv holds what manufacturers publish, none of it measured: memory in GB, and the bandwidth of one GPU in GB/s one way,
-to the others of its node (NVLink, PCIe) and to other nodes (its share of the node's network cards), both for the system of the
-column `published_for`. Rates of products and memory are those of datasheets.csv. A figure that is not published is absent: a
-Mac's rates of products, a Tesla T4's bandwidth. `cpu` is the CPU of this machine, with its measured figures.
+clusters.csv holds what manufacturers publish: memory in GB, and the bandwidth of one GPU in GB/s one way, to the others of its
+node (NVLink, PCIe) and to other nodes (its share of the node's network cards), both for the system of the column
+`published_for`. Rates of products and memory are those of datasheets.csv. A figure that is not published is absent, as a Mac's
+rates of products are. `cpu` is the CPU of this machine, with its measured figures.
+
+A GPU of 80 GB has 85.5e9 bytes or 85.9e9, never 80e9: `memory_mib` is what nvidia-smi or ROCm shows on such a GPU, and
+`memory_link` the page with that output. Where no page was found, memory_gb counts in powers of ten.
 """
 
 from __future__ import annotations
@@ -115,7 +118,7 @@ def _squashed(kind: str) -> str:
 def _published(row: Mapping[str, str], nodes: int, devices: int) -> Hardware:
     sheet = datasheet(row["name"])
     assert sheet is not None                 # tests/facts/test_known_machines.py looks each row up
-    memory_bytes = int(float(row["memory_gb"]) * 1e9)
+    memory_bytes = int(row["memory_mib"]) << 20 if row["memory_mib"] else int(float(row["memory_gb"]) * 1e9)
     capability = row["compute_capability"]
     major, minor = map(int, (capability or "0.0").split("."))
     links = {among: PeerLink(UNPUBLISHED_S, float(row[column]) * 1e9)
@@ -130,7 +133,8 @@ def _published(row: Mapping[str, str], nodes: int, devices: int) -> Hardware:
                     peak_flops_per_s=dict(sheet.flops_per_s), datasheet_flops_per_s=dict(sheet.flops_per_s),
                     bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s, basis="published", sources={
                         "peak_flops_per_s": rates, "bandwidth_bytes_per_s": published, "links": system,
-                        "memory_bytes": system})
+                        "memory_bytes": f"as a public output of nvidia-smi or ROCm shows: {row['memory_link']}"
+                        if row["memory_link"] else system})
 
 
 def kinds() -> tuple[str, ...]:

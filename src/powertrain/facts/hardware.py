@@ -4,7 +4,7 @@ datasheets.csv holds the dense peaks that the maker states for exactly that prod
 TFLOP/s, with the link. A GPU without a row is unknown: no figure is taken from a similar product. FLOP/s are without sparsity;
 where a datasheet states only the sparse figure, the row has half of it. An MI250, which torch sees as two GPUs, has half of its
 package's figures. Tensor figures are those with fp32 accumulation, which GeForce runs at half the rate of fp16 accumulation.
-The Tesla T4 has no bandwidth: its editions state 300 and 320 GB/s.
+Of a Tesla T4 NVIDIA states 300 GB/s (the datasheet) and 320 GB/s (other pages): the row has the lower.
 """
 
 import csv

@@ -99,6 +99,10 @@ class Hardware:
             raise UnknownFact(f"no measured {dtype} GEMM peak for {self.name}; `powertrain facts --measure` measures it")
         return self.peak_flops_per_s[dtype]
 
+    def speed_up(self, efficiency: float) -> float:
+        """Return how much faster all processes are than one, which has a device, or all cores of a machine."""
+        return efficiency * (self.nodes if self.device == "cpu" else self.processes)
+
 
 @dataclass(frozen=True)
 class OnMachine:

@@ -53,6 +53,11 @@ class Start(Event):
     load: float | None = None                # of the machine, over the minute before
 
 
+    def command(self, folder: str) -> str:
+        """Return the command that continues the run in `folder`, with as many processes."""
+        return f"powertrain train --resume {folder}" + f" --processes {self.processes}" * (self.processes > 1)
+
+
 class Resume(Start):
     """A run went on after `step`."""
 

@@ -6,8 +6,10 @@ A sentence (`because`) is for people. What code must know stands in typed fields
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -130,6 +132,11 @@ class Estimate:
         return self.tokens_per_step / high_s, self.tokens_per_step / low_s
 
     @property
+    def leaves_out_exchanges(self) -> bool:
+        """Return whether `step_s` has no time for what the processes exchange, because their links are not known."""
+        return bool(self.exchanges) and self.efficiency is None
+
+    @property
     def total_memory_bytes(self) -> int:
         return sum(self.memory_bytes.values())
 
@@ -195,3 +202,30 @@ class PinsClash(PinError):
                          "force; remove one of the two pins", technique,
                          cure=(f"techniques.{technique}=off",))
         self.rival = rival
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like another; "" where none is."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)), "")
+
+
+def check_settings(technique: Any, settings: Mapping[str, Any]) -> None:
+    """Raise WrongSetting where a technique's class has no such setting, or one of another type."""
+    types, known = typing.get_type_hints(technique), [field.name for field in dataclasses.fields(technique)]
+    for name, value in settings.items():
+        if name not in known:
+            hint = f"; did you mean {meant}?" if (meant := near(name, known)) else ""
+            have = f"its settings are {', '.join(known)}" if known else "it has no settings, only on and off"
+            raise WrongSetting(f"techniques.{technique.name} has no setting {name!r}{hint} ({have})", technique.name, name)
+        if type(value) is not types[name]:
+            raise WrongSetting(f"techniques.{technique.name}.{name}={value!r} should be of type {types[name].__name__}",
+                               technique.name, name)
+
+
+def with_settings(technique: Any, settings: Mapping[str, Any]) -> Any:
+    """Return the technique with these settings. Raises WrongSetting."""
+    check_settings(type(technique), settings)
+    try:
+        return dataclasses.replace(technique, **settings)
+    except ValueError as error:
+        raise WrongSetting(str(error), technique.name) from None

@@ -101,8 +101,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 def claim(effect: Effect) -> str:
     """Return 'step time x 0.5 to 0.8, saves 1.2 GiB; formula: ...'."""
-    low, high = effect.step_time
-    text = f"step time x {low:.2g} to {high:.2g}" if low != high else f"step time x {low:.2g}"
+    low, high = (f"{ratio:.2g}" for ratio in effect.step_time)
+    text = f"step time x {low} to {high}" if low != high else f"step time x {low}"
     if effect.peak_memory_bytes:
         verb = "saves" if effect.peak_memory_bytes < 0 else "takes"
         text += f", {verb} {memory(abs(effect.peak_memory_bytes))}"
@@ -114,8 +114,8 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
         return [("Expected", f"unknown: powertrain cannot count the work of {model.family} in {model.provider}; the run shows "
                              "its own speed")]
     if estimate is None and hardware.basis != "measured":
-        return [("Expected", "unknown: its rates are not published; measure them on that machine with `powertrain "
-                             "facts --output facts.json`, then use --machine facts.json")]
+        return [("Expected", f"unknown: its maker does not publish its {_unpublished(hardware)}; measure that machine with "
+                             "`powertrain facts --output facts.json`, then use --machine facts.json")]
     if estimate is None:
         return [("Expected", "unknown: the speed of this machine is not measured (`powertrain facts --measure`)")]
     low_s, high_s = estimate.step_s
@@ -130,7 +130,7 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
     total = interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))
     return [
         ("Expected", f"{total} for {counted(estimate.steps, 'step')}, {count(slow)} to {count(fast)} tokens/s: "
-                     f"{share / high_s:.0%} to {share / low_s:.0%} of the {limit}{padded}"),
+                     f"{_shares(share / high_s, share / low_s)} of the {limit}{padded}"),
         ("Floor", f"a step takes at least {duration(estimate.floor_s)}, limited by {estimate.bound_by}: "
                   f"{estimate.flops_per_token / 1e6:,.1f} MFLOP a token at {flops(estimate.peak_flops_per_s)}"),
         ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}{copied}"),
@@ -139,15 +139,26 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
         ("Known from", estimate.basis)]
 
 
+def _shares(low: float, high: float) -> str:
+    """Return two shares as '5% to 9%', or once where they read the same."""
+    texts = (f"{share:.0%}" if share >= 0.005 else "less than 1%" for share in (low, high))
+    return " to ".join(dict.fromkeys(texts))
+
+
 def _shared_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:
     """Return what several processes gain and what they exchange; no row for one process."""
     if not estimate.exchanges:
         return []
     where = f" on {hardware.nodes} nodes" if hardware.nodes > 1 else ""
-    gain = "faster by an unknown factor, because the time of exchanges is not known" if estimate.efficiency is None else (
-        f"{interval(*(f'{hardware.processes * share:.3g}' for share in estimate.efficiency))} times as fast as one does, "
-        f"{interval(*(f'{share:.0%}' for share in estimate.efficiency))} of the ideal; most of its time goes into "
-        f"{SPENT_ON.get(estimate.held_back_by, estimate.held_back_by)}")
+    if estimate.efficiency is None:
+        gain = "faster or slower than one does: the time of exchanges is not known"
+    else:
+        factors, spent = [hardware.speed_up(share) for share in estimate.efficiency], estimate.held_back_by
+        one, use = ("one with all cores of a machine", "process") if hardware.device == "cpu" else ("one", "device")
+        no_gain = "" if max(factors) > 1 else f", so they do not pay: use one {use}"
+        gain = (f"{interval(*(f'{factor:.3g}' for factor in factors))} times as fast as {one} does{no_gain}; "
+                f"{_shares(*estimate.efficiency)} of the ideal; most of its time goes into "
+                f"{SPENT_ON.get(spent, spent)}")
     return [("Efficiency", f"{hardware.processes:,} processes{where} make a step {gain}"),
             ("Exchanged", f"{estimate.exchanges} in a step, by formulas")]
 
@@ -185,10 +196,26 @@ def fitting_rows(needed_bytes: int, room_bytes: int, savings: Sequence[tuple[str
 # ------------------------------------------------------------------------------------------------ machines that are not here
 
 
+WITHOUT = "without exchanges"
 MACHINE_COLUMNS = ("Machine", "Fits", "Memory of a device", "Time", "Tokens/s", "Cost")
 FROM_PUBLISHED = ("published figures; nothing was measured there, and the software counts as what is installed here. Times are "
                   "guesses, between 60 % and 100 % of the published rates, less for small products. `powertrain plan --machine "
                   "KIND` shows one machine's plan")
+FROM_UNLINKED = (f'"{WITHOUT}": the links between these devices are not published, so time and cost leave out what the devices '
+                 "exchange in each step. The run takes longer there, and these machines stand after the others")
+
+
+def known_from(found: Sequence[OnMachine]) -> list[str]:
+    """Return what the figures of the table rest on."""
+    unlinked = any(one.estimate is not None and one.estimate.leaves_out_exchanges for one in found)
+    return [FROM_PUBLISHED, *[FROM_UNLINKED] * unlinked]
+
+
+def _unpublished(hardware: Hardware) -> str:
+    """Return what a maker does not publish of a machine whose time is not known."""
+    if not hardware.peak_flops_per_s:
+        return "rates"
+    return "memory bandwidth" if hardware.bandwidth_bytes_per_s is None else "rate for this dtype"
 
 
 def on_machine_row(one: OnMachine) -> tuple[str, ...]:
@@ -198,9 +225,9 @@ def on_machine_row(one: OnMachine) -> tuple[str, ...]:
     fits = "no" if one.words is None else f"with {one.words}" if one.words else "yes"
     held = f"{memory(one.needed_bytes)} of {memory(one.hardware.memory_bytes)}"
     if one.estimate is None:
-        return one.kind, fits, held, "" if one.words is None else "rates not published", "", ""
-    steps = one.estimate.steps
-    return (one.kind, fits, held, interval(*(duration(step_s * steps) for step_s in one.estimate.step_s)),
+        return one.kind, fits, held, "" if one.words is None else f"{_unpublished(one.hardware)} not published", "", ""
+    steps, without = one.estimate.steps, f", {WITHOUT}" if one.estimate.leaves_out_exchanges else ""
+    return (one.kind, fits, held, interval(*(duration(step_s * steps) for step_s in one.estimate.step_s)) + without,
             interval(*map(count, one.estimate.tokens_per_s)), interval(*map(digits, one.cost)) if one.cost else "")
 
 

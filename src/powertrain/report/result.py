@@ -214,7 +214,7 @@ def _memory_rows(measured: Memory | None, peak_bytes: int | None) -> list[Row]:
 
 def _next_rows(reason: str, folder: str, start: Start) -> list[Row]:
     if reason != "finished":
-        return [("Continue", f"powertrain train --resume {folder}")]
+        return [("Continue", start.command(folder))]
     has_adapter, task = start.method in ("lora", "qlora"), start.task
     what, opens = ("Adapter", start.opens_in) if has_adapter else ("Model", "transformers")
     use = {"causal": f"powertrain generate {folder} --prompt TEXT" if start.method == "scratch"

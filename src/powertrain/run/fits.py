@@ -125,9 +125,13 @@ def savings_of(prepared: Prepared) -> list[Saving]:
 
 
 def on_machines(prepared: Prepared, machines: Mapping[str, Hardware]) -> list[OnMachine]:
-    """Return the run on each machine: where it fits as it is, the fastest first; then where a change makes it fit."""
+    """Return the run on each machine: where it fits as it is, the fastest first; then where a change makes it fit.
+
+    Machines whose time leaves out the exchanges between devices come after those of which it is known.
+    """
     found = [_on_machine(prepared, kind, hardware) for kind, hardware in machines.items()]
     return sorted(found, key=lambda one: (one.words is None, bool(one.words), one.estimate is None,
+                                          one.estimate is not None and one.estimate.leaves_out_exchanges,
                                           sum(one.estimate.step_s) if one.estimate else 0.0))
 
 

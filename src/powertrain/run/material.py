@@ -17,6 +17,7 @@ from powertrain.data.example import Blocks, Example, collate, collate_padded, ev
 from powertrain.data.examples.store import ExampleStore, open_examples, shard_examples
 from powertrain.data.shards import Shard
 from powertrain.data.store import TokenStore, open_store, shard_text
+from powertrain.data.tokenizers import check_tokenizer
 from powertrain.facts.data import data_facts, example_facts
 from powertrain.facts.model import model_facts
 from powertrain.facts.software import read_software
@@ -39,6 +40,7 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 SHAPE_KEYS = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "context", "vocabulary", "activation", "tied_head")
 ENDLESS = ("t5", "mt5", "umt5", "bloom")     # model types whose positions have no end
 DEFAULT_LENGTH = 2048        # tokens of an example, where the model could read more
+ANY_VOCABULARY = 256         # tokens: for a shape that is checked before its tokenizer is made
 
 
 class TextTokenizer(Protocol):
@@ -75,6 +77,7 @@ class Material:
 
 def scratch_material(resolved: Resolved, cache: Path) -> Material:
     """Return data and model of training from scratch. Raises WrongUse for whatever cannot be trained."""
+    check_shape(resolved.recipe)
     store = open_store(resolved.recipe.data, seed=resolved.recipe.seed, cache=cache)
     try:
         store.tokenizer.encode(resolved.recipe.sample.prompt)        # fails now, not at the first evaluation
@@ -94,6 +97,24 @@ def scratch_material(resolved: Resolved, cache: Path) -> Material:
         gzip_bits_per_byte=8 * store.validation_text_gzip_bytes / store.validation_bytes if has_held_out else None)
 
 
+def check_shape(recipe: Recipe) -> None:
+    """Raise WrongUse where training from scratch can have no such tokenizer or model, whatever the text is."""
+    if "/" not in recipe.data.tokenizer:     # a folder may be on the machine that trains
+        check_tokenizer(recipe.data.tokenizer, recipe.data.vocabulary)
+    wanted = recipe.model
+    if wanted.context is not None and wanted.context < recipe.data.block:
+        raise WrongUse(f"model.context={wanted.context} is shorter than data.block={recipe.data.block}: the model could "
+                       "not read an example; raise model.context or lower data.block")
+    _decoder(recipe, ANY_VOCABULARY)
+
+
+def _decoder(recipe: Recipe, tokens: int) -> tuple[ModelConfig, dict[str, str]]:
+    """Return the decoder's config, and the reasons of what the recipe leaves open. `tokens`: of the tokenizer."""
+    wanted = recipe.model
+    return make_config(wanted.family, vocabulary=wanted.vocabulary or tokens, context=wanted.context or recipe.data.block,
+                       **wanted.model_dump(exclude=PRETRAINED_KEYS | PIPED_KEYS))
+
+
 def _build(config: ModelConfig) -> Decoder:
     from powertrain.models.decoder import Decoder
 
@@ -106,12 +127,7 @@ def _config(recipe: Recipe, store: TokenStore) -> tuple[ModelConfig, dict[str, t
     if wanted.vocabulary is not None and wanted.vocabulary < tokens:
         raise WrongUse(f"model.vocabulary={wanted.vocabulary} is smaller than the tokenizer's {tokens} tokens; leave it "
                        f"out, or use {tokens} or more")
-    if wanted.context is not None and wanted.context < recipe.data.block:
-        raise WrongUse(f"model.context={wanted.context} is shorter than data.block={recipe.data.block}: the model could "
-                       "not read an example; raise model.context or lower data.block")
-    given = wanted.model_dump(exclude=PRETRAINED_KEYS | PIPED_KEYS)
-    config, reasons = make_config(wanted.family, vocabulary=wanted.vocabulary or tokens,
-                                  context=wanted.context or recipe.data.block, **given)
+    config, reasons = _decoder(recipe, tokens)
     config = replace(config, end_of_text=store.tokenizer.end_of_text)
     reasons = {"vocabulary": "the tokenizer's tokens", "context": "data.block", **reasons}
     open_keys = [key for key in type(wanted).model_fields if getattr(wanted, key) is None and key in reasons]

@@ -94,17 +94,18 @@ def check_same_data(prepared: Prepared, then: Mapping[str, Any]) -> None:
 
 
 def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, here: int | None = None,
-            machine: str | None = None) -> Prepared:
+            machine: str | None = None, warn: Say | None = None) -> Prepared:
     """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained.
 
     `processes` share the run, `here` of them on this machine (default: all). `machine` names another one: facts/clusters.py.
+    `warn` is told of a GPU that stands idle (default: `say`).
     """
     if machine is None:
         check_batch(resolved.recipe, processes)
         say("looking at the machine (measured once, then cached)")
         hardware = with_speeds(with_links(shared_by(read_hardware(cache), processes, here or processes), cache), cache)
         if (idle := hardware.idle_gpu) is not None:
-            say(f"the run will use the CPU: {idle.because}; {idle.cure}")
+            (warn or say)(f"the run will use the CPU: {idle.because}; {idle.cure}")
         software = read_software(hardware)
     else:
         hardware, software = machine_and_software(machine, cache)
@@ -145,8 +146,10 @@ def material_of(resolved: Resolved, software: Software, cache: Path, say: Say) -
 def check_batch(recipe: Recipe, processes: int) -> None:
     """Raise WrongUse where some of the processes would have no example of a step."""
     if recipe.train_batch_size < processes:
-        raise WrongUse(f"train_batch_size={recipe.train_batch_size} cannot be shared by {processes} processes; use at least "
-                       f"{processes}, or fewer processes", keys=("train_batch_size",))
+        most = f"{recipe.train_batch_size} process{'es' * (recipe.train_batch_size > 1)}"
+        raise WrongUse(f"train_batch_size={recipe.train_batch_size} cannot be shared by {processes:,} processes, because each "
+                       f"needs an example; use at most {most}, or train_batch_size={processes} or more",
+                       keys=("train_batch_size",))
 
 
 def agreed(ranks: Ranks, prepared: Prepared) -> Prepared:

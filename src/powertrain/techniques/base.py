@@ -13,11 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from powertrain.cost.estimate import COMPILER_PARTS, estimate
-from powertrain.cost.fitting import in_passes_of_one, longest_example, planned_room_bytes, total_bytes
+from powertrain.cost.fitting import PLANNED_SHARE, in_passes_of_one, longest_example, planned_room_bytes, total_bytes
 from powertrain.cost.precision import unit_of
 from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal, UnknownFact, Why
+from powertrain.records.sizes import digits, memory
 from powertrain.training.optimizers import OPTIMIZERS, Row
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ class Need:
         return {"needed_bytes": self.needed_bytes, "room_bytes": self.room_bytes}
 
     def __str__(self) -> str:
-        needed, free = f"{self.needed_bytes / GIB:.2f} GiB", f"{self.room_bytes / GIB:.1f} GiB"
-        return f"{needed} of the {free} free" if self.is_met else f"{needed}, and {free} are free"
+        needed, room = memory(self.needed_bytes), memory(self.room_bytes)
+        text = f"{needed} of the {room} that a plan may use" if self.is_met else f"{needed}, and a plan may use {room}"
+        return f"{text} ({PLANNED_SHARE:.0%} of what is free)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,8 @@ class PlannedRun(Facts):
         seconds = self.recipe.train_time_s
         steps = self.recipe.steps(self.data.examples) if seconds is None else max(1, round(seconds / step_s))
         saved_s = steps * step_s * (1 - sum(gain) / 2)
-        cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:,.0f} s of {steps * step_s:,.0f} s"
+        cost = (f"compiling takes about {compile_s:.0f} s and would save about {digits(saved_s)} s of the "
+                f"{digits(steps * step_s)} s that the steps take without it")
         if saved_s < WORTH_IT * compile_s:
             return False, f"{cost}; compiling is used only if it saves {WORTH_IT} times its own time"
         return True, f"{cost}, so it pays after step {max(1, compile_s / saved_s * steps):,.0f} of {steps:,}"
@@ -193,6 +196,12 @@ class Technique:
 
     def build(self) -> None:
         """Compile the code that the technique needs beforehand, as a run starts. Raises CannotBuild."""
+
+    @classmethod
+    def refuse_alone(cls, use: str) -> Refusal:
+        """Return the refusal where the run has one process and the technique needs several. `use`: what they are good for."""
+        return cls.refuse(Why.DOES_NOT_APPLY, f"the run has one process; on a machine with several GPUs --processes N {use}",
+                          cure=("--processes 2",))
 
     def apply(self, setup: Setup) -> Setup:
         """Return a changed copy of `setup`; the caller's copy stays as it was."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.cost.estimate import estimate
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, UnknownFact, Why
 from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
@@ -39,16 +40,29 @@ class DataParallel(Technique):
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         processes, batch = run.hardware.processes, run.data.train_batch_size
         if processes == 1:
-            return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; --processes N starts more",
-                              cure=("--processes 2",))
+            return cls.refuse_alone("shares each step among them, which takes less time")
         for rival, parts in (("sharding", run.decided.shards), ("tensor_parallel", run.decided.tensor_degree)):
             if parts > 1:
                 return cls.refuse(Why.NOT_NEEDED, f"{rival} shares the passes already", rival=rival)
         summed_bytes = FP32_BYTES * run.model.trainable
+        effect, comment = cls(processes)._expected(run)
         return cls(processes).on(
-            f"{processes} processes share each step of {batch} examples and sum {summed_bytes / MIB:,.0f} MiB of gradients",
-            Effect((1 / processes, 1.0), 0, basis="formula: a share of the passes each, without the time of the sum"),
-            numbers={"processes": processes, "summed_bytes": summed_bytes})
+            f"{processes} processes share each step of {batch} examples and sum {summed_bytes / MIB:,.0f} MiB of gradients"
+            f"{comment}",
+            effect, numbers={"processes": processes, "summed_bytes": summed_bytes})
+
+    def _expected(self, run: PlannedRun) -> tuple[Effect, str]:
+        """Return a step's time over that of one process with all cores of a machine, and a clause where that is no gain."""
+        try:
+            shares = estimate(run.model, self.reckon(run.decided), run.hardware, 1).efficiency
+        except UnknownFact:
+            shares = None
+        if shares is None:
+            unknown = "formula: a share of the passes each, without the time of the sum"
+            return Effect((1 / self.processes, 1.0), 0, basis=unknown), ""
+        slow, fast = (run.hardware.speed_up(share) for share in shares)
+        no_gain = "" if fast > 1 else "; they do not pay here: one process is expected to be as fast or faster, so use one"
+        return Effect((1 / fast, 1 / slow), 0, basis="formula: the estimate for all processes, over that for one"), no_gain
 
     def apply(self, setup: Setup) -> Setup:
         return setup

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from powertrain.cost.weights import state_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import GIB, Exactness, OptimizerForm, PlannedRun
+from powertrain.records.sizes import memory
+from powertrain.techniques.base import Exactness, OptimizerForm, PlannedRun
 
 if TYPE_CHECKING:
     from powertrain.training.setup import Setup
@@ -39,8 +40,7 @@ class PagedAdamW(OptimizerForm):
             return missing
         need = run.need(run.one_example(attention_saves_scores=False))
         moments_bytes = state_bytes(run.model, run.optimizer)
-        shown = f"a step needs {need.needed_bytes / GIB:.2f} of {need.room_bytes / GIB:.1f} GiB, moments " \
-                f"{moments_bytes / GIB:.2f} of it"
+        shown = f"a step needs {need}; the moments take {memory(moments_bytes)} of that"
         if need.is_met:
             return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=need.numbers)
         # ahead of the fused update in their slot: a step that is slower is better than one that does not fit

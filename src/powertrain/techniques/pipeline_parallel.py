@@ -45,8 +45,7 @@ class PipelineParallel(Technique):
     def propose(cls, run: PlannedRun) -> Refusal:
         stages = run.hardware.processes
         if stages == 1:
-            return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; --processes N starts more",
-                              cure=("--processes 2",))
+            return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_staged(run, stages)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
         passes = replace(run, decided=replace(run.decided, stages=stages)).least_passes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from powertrain.cost.fitting import planned_room_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, GIB, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -72,21 +72,19 @@ class Sharding(Technique):
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         processes = run.hardware.processes
         if processes == 1:
-            return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; --processes N starts more",
-                              cure=("--processes 2",))
+            return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_divided(run)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
-        needed, room = standing_bytes(run.model, run.optimizer), planned_room_bytes(run.hardware)
-        shown = f"weights, gradients and optimizer state take {needed / GIB:.2f} GiB of the {room / GIB:.1f} GiB of a process"
-        numbers = {"needed_bytes": needed, "room_bytes": room}
-        if needed <= room:
-            return cls.refuse(Why.NOT_NEEDED, f"{shown}, so each can hold all of them", cls(processes), numbers=numbers)
+        held = Need(needed := standing_bytes(run.model, run.optimizer), planned_room_bytes(run.hardware))
+        shown, numbers = f"weights, gradients and optimizer state take {held}", held.numbers
+        if held.is_met:
+            return cls.refuse(Why.NOT_NEEDED, f"{shown}, so each process can hold them", cls(processes), numbers=numbers)
         stage, replicas = _least_exchanged(run)
         shards = processes // replicas
         among = f"{processes} processes divide them (stage {stage})" if replicas == 1 else (
             f"the {shards} processes of each of {replicas} nodes divide them (stage {stage}), so only sums of gradients pass "
             "between nodes")
-        return cls(processes, stage, replicas).on(f"{shown}, and {among}", Effect(
+        return cls(processes, stage, replicas).on(f"{shown}; {among}", Effect(
             (1 / processes, 2.0), -(needed - needed // shards), basis="guess: time not measured yet, memory by formula",
             guessed=True), numbers)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, GIB, Exactness, Need, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ class TensorParallel(Technique):
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         processes = run.hardware.processes
         if processes == 1:
-            return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; --processes N starts more",
-                              cure=("--processes 2",))
+            return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_divided(run)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
         degrees = [degree for degree in range(2, processes + 1)
@@ -62,11 +61,11 @@ class TensorParallel(Technique):
         if not degrees:
             return cls.refuse(Why.CONFLICT, _left_over(run.model, processes, processes))
         needed, sharded = standing_bytes(run.model, run.optimizer), _need(run)
-        room = sharded.room_bytes
-        shown = f"weights, gradients and optimizer state take {needed / GIB:.2f} GiB of the {room / GIB:.1f} GiB of a process"
-        possible, numbers = cls(processes, degrees[-1]), {"needed_bytes": needed, "room_bytes": room}
-        if needed <= room:
-            return cls.refuse(Why.NOT_NEEDED, f"{shown}, so each can hold all of them; sums in every block would only "
+        held = Need(needed, sharded.room_bytes)
+        shown, possible = f"weights, gradients and optimizer state take {held}", cls(processes, degrees[-1])
+        numbers = held.numbers
+        if held.is_met:
+            return cls.refuse(Why.NOT_NEEDED, f"{shown}, so each process can hold them; sums in every block would only "
                               "cost time", possible, numbers=numbers)
         divided = {degree: _need(run, shards=1, sharded_stage=0, tensor_degree=degree) for degree in degrees}
         degree = next((degree for degree in degrees if divided[degree].is_met), degrees[-1])

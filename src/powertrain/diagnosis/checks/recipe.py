@@ -13,9 +13,9 @@ from powertrain.cost.precision import bf16_gain, bf16_pays, unit_of
 from powertrain.diagnosis.checks.machine import Situation
 from powertrain.diagnosis.run_record import usual_rate
 from powertrain.diagnosis.verdict import AFFORDABLE, causes
-from powertrain.diagnosis.wording import told
+from powertrain.diagnosis.wording import seconds, told
 from powertrain.recipe import in_steps
-from powertrain.records import Proposal, Refusal
+from powertrain.records import Proposal, Refusal, several
 from powertrain.records.findings import Expected, Finding, rule
 from powertrain.records.plan import Why
 from powertrain.run.fits import needed_bytes, room_bytes
@@ -217,7 +217,8 @@ def run_length(where: Situation) -> Iterator[Finding]:
         return
     low_s, high_s = (estimate.steps * step_s for step_s in estimate.step_s)
     unsaved = low_s > DAY_S and not where.prepared.recipe.save_steps
-    seen = (f"{estimate.steps:,} steps of {estimate.step_s[0]:.3g} to {estimate.step_s[1]:.3g} s, by the plan's estimate from "
+    fast, slow = map(seconds, estimate.step_s)
+    seen = (f"{several(estimate.steps, 'step')}, each of which takes {fast} to {slow} by the plan's estimate from "
             f"{estimate.peak_basis} peaks")
     yield told("run_length.nothing_saved" if unsaved else "run_length.predicted", seen, low_s=low_s, high_s=high_s,
                low_days=low_s / DAY_S, high_days=high_s / DAY_S, hours=(low_s + high_s) / 7200,
