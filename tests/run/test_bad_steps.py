@@ -17,11 +17,11 @@ from powertrain.recipe import resolve
 from powertrain.records.checkpoints import FILES, checkpoints_in, newest_checkpoint
 from powertrain.records.errors import GradientNotFinite, LossNotFinite, TooManyBadSteps, WeightsNotFinite
 from powertrain.records.event_log import read_all_events, read_events
-from powertrain.records.events import End, Event, Rewound, Saved, Step, UpdateSkipped
+from powertrain.records.events import End, Evaluated, Event, Rewound, Saved, Step, UpdateSkipped
 from powertrain.run.folder import RunFolder, continued
 from powertrain.run.part import Part, continued_run, new_run
 from powertrain.run.prepare import prepare
-from powertrain.run.session import run
+from powertrain.run.session import run, write_model
 from powertrain.training import guard
 from powertrain.training.setup import Setup
 
@@ -191,6 +191,14 @@ def test_too_many_bad_steps_in_a_row_end_the_run_and_leave_the_checkpoints(train
     assert happened(folder, End)[-1].error["kind"] == "too_many_bad_steps"
 
 
+def test_a_resume_amid_bad_steps_goes_on_counting_them(train: Start, resume: Start) -> None:
+    words = ("on_nan=skip", "max_skipped_steps=2")
+    with pytest.raises(Killed):              # the checkpoint of step 4 is made after the first of them
+        train("run", *words, bad={3, 4, 5}, killed_at=4)
+    with pytest.raises(TooManyBadSteps, match="updates of 3 steps in a row, up to step 6,"):
+        resume("run", bad={3, 4, 5})
+
+
 def test_bad_steps_that_are_not_in_a_row_never_end_a_run(train: Start) -> None:
     folder = train("run", "on_nan=skip", "max_skipped_steps=1", bad={1, 3, 5, 7, 9})
     assert [event.in_row for event in happened(folder, UpdateSkipped)] == [1] * 5
@@ -272,6 +280,15 @@ def test_a_checkpoint_from_amid_bad_steps_is_not_gone_back_to(train: Start) -> N
     assert (told.step, told.bad_step, told.passed_over) == (4, 9, 5)
     assert [event.step for event in happened(folder, Saved, all_of_them=True)] == [4, 8, 8, 11]
     assert [event.step for event in happened(folder, Saved)] == [4, 8, 11]
+
+
+@pytest.mark.parametrize("bad", [7, 10])                 # at a save, and at the end
+def test_nothing_is_evaluated_or_saved_after_the_step_that_makes_the_run_go_back(train: Start, bad: int) -> None:
+    folder = train("run", "on_nan=rewind", "max_skipped_steps=0", bad={bad})
+    assert len(happened(folder, Rewound)) == 1
+    assert not list(folder.checkpoints.glob("rejected-*"))
+    assert [event.step for event in happened(folder, Saved, all_of_them=True)] == [4, 8, 11]
+    assert [event.final for event in happened(folder, Evaluated, all_of_them=True)].count(True) == 1
 
 
 def test_after_the_last_rewind_the_run_stops(train: Start, tmp_path: Path) -> None:
@@ -360,3 +377,14 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_published(train: Star
     folder = RunFolder(tmp_path / "run")
     assert list(checkpoints_in(folder.checkpoints)) == [4]
     assert not folder.model.exists()
+
+
+def test_a_model_with_a_weight_that_is_not_finite_is_not_written(text: Path, cache: Path, tmp_path: Path) -> None:
+    """Not even where no checkpoint was made before: each writing looks for itself."""
+    resolved = resolve(None, [f"data={text}", *TINY, f"output_dir={tmp_path / 'run'}"])
+    with new_run(prepare(resolved, cache, lambda said: None), lambda event: None, lambda *_: "") as part:
+        with torch.no_grad():
+            next(part.setup.model.parameters()).view(-1)[0] = math.inf
+        with pytest.raises(WeightsNotFinite):
+            write_model(part)
+    assert not (tmp_path / "run" / "model").exists()

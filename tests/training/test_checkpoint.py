@@ -150,6 +150,12 @@ def test_the_newest_and_the_best_are_kept(state: State, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
 
 
+def test_a_held_out_loss_that_is_not_finite_is_never_the_best(state: State, tmp_path: Path) -> None:
+    publish(tmp_path, state, 1, 2, 3, 4)
+    keep_only(tmp_path, newest=1, evaluations={1: float("nan"), 2: 2.0, 3: float("-inf")})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000004"]
+
+
 def test_a_failed_save_leaves_nothing_behind_and_the_one_before_whole(
         state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older, = publish(tmp_path, state, 3)

@@ -50,9 +50,9 @@ class RunOptimizer(torch.optim.Optimizer):
     def step_unless(self, bad: Tensor) -> None:
         """Update the weights, unless `bad`, () bool on the device. A fused update reads it there, else the host waits for it.
 
-        In its first update torch's fused SGD would leave the momentum without a value.
+        In its first update torch's fused SGD would leave the momentum without a value. Apple's GPUs are untried, so they wait.
         """
-        if self.defaults.get("fused") and (self.state or not self.defaults.get("momentum")):
+        if self.defaults.get("fused") and not bad.is_mps and (self.state or not self.defaults.get("momentum")):
             self.found_inf = bad.float()
             self.step()
             del self.found_inf
