@@ -135,18 +135,23 @@ class TestFollowing:
         log.flush()
         return log
 
-    def test_the_address_gets_the_facts(self, tmp_path: Path, hook: SimpleNamespace) -> None:
-        self.run(tmp_path, OCCASIONS["failure"])
+    @pytest.mark.parametrize("kind", OCCASIONS)
+    def test_an_address_and_a_command_get_the_facts(self, tmp_path: Path, hook: SimpleNamespace, kind: str) -> None:
+        self.run(tmp_path, OCCASIONS[kind])
         follow(Alert(hook.address, str(tmp_path)), lambda: True)
         [told] = hook.told
         assert told["run"] == str(tmp_path)
-        assert (told["event"], told["step"], told["text"]) == ("failure", 1, told["sentence"])
-        assert "no room" in told["sentence"]
+        assert (told["event"], told["step"], told["text"]) == (kind, 1, told["sentence"])
+        says = {"end": "finished at step 1", "failure": "failed after step 1: no room", "nan": "not finite"}
+        assert says[kind] in told["text"]
         assert told["host"]
+        follow(Alert(f"sh -c 'cat > {tmp_path}/told'", str(tmp_path)), lambda: True)
+        assert json.loads((tmp_path / "told").read_text()) | {"text": told["text"]} == told
 
     def test_a_stall_is_told_once_and_again_after_the_run_went_on(self, tmp_path: Path, hook: SimpleNamespace) -> None:
         log = self.run(tmp_path, [Start(total_steps=9), step(1, time.time())])
-        over = threading.Event()
+        over, word = threading.Event(), f"sh -c 'echo $POWERTRAIN_EVENT >> {tmp_path}/told'"
+        threading.Thread(target=follow, args=(Alert(word, str(tmp_path), stall_s=0.6), over.is_set)).start()
         follower = threading.Thread(target=follow, args=(Alert(hook.address, str(tmp_path), stall_s=0.6), over.is_set))
         follower.start()
         wait_for(lambda: len(hook.told) == 1)
@@ -154,10 +159,11 @@ class TestFollowing:
         assert [told["event"] for told in hook.told] == ["stall"]
         log.write(step(2, time.time()))
         log.flush()
-        wait_for(lambda: len(hook.told) == 2)
+        wait_for(lambda: len(hook.told) == 2 and (tmp_path / "told").read_text().count("stall") == 2)
         over.set()
         follower.join(WITHIN_S)
         assert [told["event"] for told in hook.told] == ["stall", "stall", "failure"]
+        wait_for(lambda: (tmp_path / "told").read_text().split() == ["stall", "stall", "failure"])
 
     def test_an_end_counts_after_a_while_and_a_new_start_of_the_same_process_is_followed(
             self, tmp_path: Path, hook: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

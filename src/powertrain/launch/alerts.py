@@ -123,10 +123,10 @@ class Watch:
             yield "failure", f"{process} is gone; {run} stopped at step {self.step:,} of {self.start.total_steps:,}{again}"
         elif end.reason == "failed":
             is_nan = end.error.get("kind") in NOT_FINITE and not self.had_nan
-            yield from self._news("nan" if is_nan else "failure", f"{run} failed at step {end.step:,}: {end.message}")
+            yield from self._news("nan" if is_nan else "failure", f"{run} failed after step {self.step:,}: {end.message}")
         else:
             more = "" if end.reason == "finished" else again
-            yield from self._news("end", f"{run} is {end.state} at step {end.step:,}{more}")
+            yield from self._news("end", f"{run} {end.state} at step {end.step:,}{more}")
 
 
 def follow(alert: Alert, is_over: Callable[[], bool]) -> None:
