@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
             "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch", "mirror"},
     "__main__": {"cli"},
 }
-LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 55_500
+LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 56_500
 FORBIDDEN = re.compile(r"torch\.load|pickle\.|yaml\.load\((?!text, _?Yaml)|(?<!\.)\beval\(|\bexec\(|shell=True|os\.system"
                        r"|trust_remote_code=True")
 

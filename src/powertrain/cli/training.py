@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
+from powertrain.cli.continuing import begun, existing_run, from_mirror
 from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say
 from powertrain.cli.watching import Watcher, print_result
 from powertrain.launch.alerts import checked
@@ -57,11 +58,11 @@ def train(words: Words = None,
     alert = os.environ.pop("POWERTRAIN_ALERT", None) if alert is None else alert         # what this one starts tells nobody
     told = None if alert is None else checked(alert)
     tell: Say = (lambda text: None) if quiet else say
-    if goes_on and resume is None and (begun := _begun(words, output)) is not None:
-        words, output, resume = [], None, str(begun)
+    if goes_on and resume is None and (there := begun(words, output)) is not None:
+        words, output, resume = [], None, str(there)
     if resume is not None and is_address(resume):
-        resume, output = str(_from_mirror(resume, output)), None
-    folder = None if resume is None else _existing(Path(resume), words, output)
+        resume, output = str(from_mirror(resume, output)), None
+    folder = None if resume is None else existing_run(Path(resume), words, output)
     if folder is not None:
         read_events(folder.events)           # a damaged line is refused before the training
     if dry_run:
@@ -299,48 +300,6 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
         resolved = _resolved(words, output)
         train_missing_base(resolved.recipe, say)
     return prepare(resolved, cache_folder(), say, processes=processes, here=here, machine=machine, warn=warn)
-
-
-def _begun(words: Sequence[str], output: Path | None) -> Path | None:
-    """Return the folder that the command names if a run has begun there, else None. Raises WrongUse if it is another run."""
-    from powertrain.recipe import quoted, resolve_words
-    from powertrain.run.folder import RunFolder, check_same
-
-    resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
-    if not resolved.recipe.output_dir:
-        raise WrongUse("--continue needs the folder of the run; name it with --output")
-    folder = RunFolder(Path(resolved.recipe.output_dir))
-    if not folder.recipe.is_file():
-        return None
-    check_same(folder, resolved)
-    return folder.path
-
-
-def _from_mirror(address: str, output: Path | None) -> Path:
-    """Return the folder of a run that was fetched from its mirror."""
-    from powertrain.launch.group import place_of
-    from powertrain.mirror.returning import bring_back
-    from powertrain.run.folder import RUNS
-
-    if place_of(os.environ) is not None:
-        raise WrongUse(f"the processes of a run cannot each fetch it; use `powertrain checkpoints fetch {address}` first, then "
-                       "--resume with the folder")
-    to = output or RUNS / address.rstrip("/").rpartition("/")[2]
-    bring_back(address, to, say)
-    return to
-
-
-def _existing(path: Path, words: Sequence[str], output: Path | None) -> RunFolder:
-    """Return the folder of a run to continue. Raises WrongUse where the command asks for another run."""
-    from powertrain.run.folder import check_whole, existing
-
-    if output is not None:
-        raise WrongUse(f"--resume {path} continues in the run's own folder; leave --output out")
-    if words and "=" not in words[0]:
-        raise WrongUse(f"--resume {path} continues with the run's own recipe; leave {words[0]!r} out")
-    folder = existing(path)
-    check_whole(folder)
-    return folder
 
 
 def train_missing_base(recipe: Recipe, say: Say) -> None:
