@@ -129,7 +129,7 @@ def upload(run: Run, to: Annotated[str | None, typer.Option(help=f"Address of an
            step: Annotated[int | None, typer.Option(help="Step of one checkpoint (default: the newest, the one with the lowest "
                                                          "held-out loss, and the model).")] = None,
            as_json: Json = False) -> int:
-    """Upload the checkpoints of a run that is not training to its mirror.
+    """Upload a run that is not training to its mirror.
 
     Each object is verified there. The exit code is 3 while something is not.
     """
@@ -154,7 +154,10 @@ def upload(run: Run, to: Annotated[str | None, typer.Option(help=f"Address of an
 def fetch(address: Annotated[str, typer.Argument(help=f"Address of the run in its mirror, such as {EXAMPLE}/RUN.")],
           output: Annotated[Path | None, typer.Option(help="Folder for the run (default: runs/RUN).")] = None,
           step: Annotated[int | None, typer.Option(help="Step of the checkpoint (default: the newest).")] = None) -> None:
-    """Fetch a run from its mirror: a checkpoint, what the run goes on from, and its model."""
+    """Fetch a run from its mirror.
+
+    A checkpoint comes, what the run goes on from, and its model if it is finished.
+    """
     from powertrain.mirror.returning import bring_back
     from powertrain.run.folder import RUNS
 
@@ -167,7 +170,7 @@ def prune(run: Place, keep: Annotated[int, typer.Option(min=1, help="Number of t
           keep_every: Annotated[int, typer.Option(min=0, help="In a mirror, those of each multiple of so many steps stay too."
                                                   )] = 0,
           as_json: Json = False) -> None:
-    """Delete old checkpoints of a run that is not training, in its folder or in its mirror.
+    """Delete old checkpoints, in a folder or a mirror.
 
     The newest checkpoints and the one with the lowest held-out loss stay.
     """
