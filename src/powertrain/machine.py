@@ -5,6 +5,8 @@ beyond that part are throttled or killed, so the smaller number counts. Loads no
 """
 
 import contextlib
+import functools
+import operator
 import os
 import shutil
 import stat
@@ -198,7 +200,8 @@ def check_own(path: Path) -> None:
 
 def not_through_a_link(path: str, flags: int) -> int:
     """Open a file as `open`'s opener. Raises OSError for a link, which may lead anywhere; waits for no pipe."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    more = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")          # of which each system has some
+    return os.open(path, functools.reduce(operator.or_, (getattr(os, name, 0) for name in more), flags), 0o666)
 
 
 # ------------------------------------------------------------------------------------------------ compilers

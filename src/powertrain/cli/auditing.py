@@ -15,6 +15,7 @@ from powertrain.cli import output as screen
 from powertrain.cli.options import Json, Machine, budget_s, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Audit
+from powertrain.records.redaction import redacted
 from powertrain.report.words import memory, pins_in_words
 
 if TYPE_CHECKING:
@@ -185,9 +186,9 @@ def _show(audits: Sequence[Audit], skipped: Sequence[Path], *, as_json: bool, as
 
 def _write(path: Path, text: str) -> None:
     if path == STDOUT:
-        print(text, end="", flush=True)
+        print(redacted(text), end="", flush=True)
     else:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(redacted(text), encoding="utf-8")
 
 
 def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, aside: bool) -> None:
@@ -224,7 +225,7 @@ def _say_patched(found: Audit, patch: Patch, written: Path, *, aside: bool) -> N
             *(("Left out", f"{finding.rule}: {reason}") for finding, reason in patch.left_out)]
     screen.print_rows([*rows, *([("By hand", ", ".join(by_hand))] if by_hand else [])], stderr=aside)
     if not aside:
-        print(f"\n{patch}", end="", flush=True)
+        print(redacted(f"\n{patch}"), end="", flush=True)
 
 
 # ------------------------------------------------------------------------------------------------ as a recipe
@@ -236,7 +237,7 @@ def _convert(path: Path, out: Path | None, *, as_json: bool) -> None:
     from powertrain.audit.conversion import account_json, recipe_yaml
 
     conversion = _converted(path)
-    text = recipe_yaml(conversion, why_recognised(path) if path.suffix != ".py" else "a training script")
+    text = redacted(recipe_yaml(conversion, why_recognised(path) if path.suffix != ".py" else "a training script"))
     if out is not None:
         if out.exists():
             raise WrongUse(f"{out} already exists; name another file, or delete it")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from powertrain.records import WrongUse
+from powertrain.records.redaction import redacted
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -50,7 +51,7 @@ def cache_folder() -> Path:
 
 def say(text: str) -> None:
     """Print a line of progress on stderr."""
-    print(f"... {text}", file=sys.stderr, flush=True)
+    print(f"... {redacted(text)}", file=sys.stderr, flush=True)
 
 
 def budget_s(text: str) -> float:

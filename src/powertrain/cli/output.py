@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.records import NotApplied, UserError
 from powertrain.records.findings import SEVERITIES, Finding, Severity
+from powertrain.records.redaction import redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,7 @@ def worst(findings: Iterable[Finding]) -> Severity:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(redacted(json.dumps(value, ensure_ascii=False)), flush=True)
 
 
 def tell(value: Mapping[str, Any], rows: Iterable[Sequence[str]], *, as_json: bool) -> None:
@@ -53,7 +54,7 @@ def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: S
     from powertrain.report.result import printable
 
     out = console(stderr=stderr)
-    rows = [tuple(map(printable, row)) for row in rows]
+    rows = [tuple(printable(redacted(text)) for text in row) for row in rows]
     if not out.is_terminal:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
         for row in rows:
@@ -91,5 +92,5 @@ def explain(error: Exception, *, as_json: bool) -> int | None:
         return None
     if as_json:
         print_json({"event": "error", "message": message, "exit_code": code, **fields})
-    print(f"powertrain: {printable(message)}", file=sys.stderr)
+    print(f"powertrain: {printable(redacted(message))}", file=sys.stderr)
     return code

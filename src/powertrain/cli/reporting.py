@@ -17,6 +17,7 @@ from powertrain.records.event_log import counted, read_all_events, read_events
 from powertrain.records.events import Start
 from powertrain.records.json_files import read_json, replace_file
 from powertrain.records.origins import asked_lines
+from powertrain.records.redaction import redacted
 from powertrain.report.result import result_rows, sample_rows, step_time_row
 from powertrain.report.words import count, labelled
 
@@ -141,7 +142,7 @@ def write_page(page: Page, folder: Path) -> list[Path]:
     for name, text in texts.items():
         try:
             # what no file can hold (half a surrogate pair in a sample) becomes a question mark
-            replace_file(folder / name, text.encode("utf-8", errors="replace"))
+            replace_file(folder / name, redacted(text).encode("utf-8", errors="replace"))
         except OSError as error:
             raise WrongUse(f"{folder / name} cannot be written ({error.strerror or error}); name another folder with --output"
                            ) from None

@@ -232,11 +232,14 @@ def _print_machines(words: Sequence[str], machines: Mapping[str, Hardware], pric
 def facts(words: Words = None, as_json: Json = False,
           measure: Annotated[bool, typer.Option("--measure", help="Measure the machine's speed again.")] = False,
           machine: Machine = None,
-          output: Annotated[Path | None, typer.Option(help="Write the facts to this file too, for --machine.")] = None) -> None:
+          output: Annotated[Path | None, typer.Option(help="Write the facts to this file too, for --machine.")] = None,
+          share: Annotated[bool, typer.Option("--share", help="Leave out names of the machine and user, paths and serial "
+                                                              "numbers, to paste the facts into an issue.")] = False) -> None:
     """Show what is known about machine, software, model and data.
 
     Each fact is shown with its source.
     """
+    from powertrain.cli.sharing import LEFT_OUT, shareable
     from powertrain.facts import hardware
     from powertrain.recipe import resolve_words
     from powertrain.run.prepare import prepare
@@ -251,15 +254,18 @@ def facts(words: Words = None, as_json: Json = False,
         say("measuring the machine")
         hardware.forget_peaks(cache_folder())
     prepared = prepare(resolve_words(words or []), cache_folder(), say, machine=machine)
+    hidden = shareable if share else to_plain
     if output is not None:
-        write_json(output, to_plain(prepared.facts))
+        write_json(output, hidden(to_plain(prepared.facts)))
     rows = plan_report.facts_rows(prepared.facts)
     rows += [(f"provider {name}", "can compute the model" if why_not is None else "cannot compute the model", why_not or "")
              for name, why_not in prepared.material.providers.items()]
     if (estimate := prepared.plan.estimate) is not None:
         rows.append(("FLOPs per token", f"{estimate.flops_per_token:,.0f}", "forward and backward, causal attention exact"))
-    screen.tell({"event": "facts", **to_plain(prepared.facts), "providers": dict(prepared.material.providers)}, rows,
-                as_json=as_json)
+    if share:
+        say(f"left out: {LEFT_OUT}")
+    screen.tell(hidden({"event": "facts", **to_plain(prepared.facts), "providers": dict(prepared.material.providers)}),
+                hidden(rows), as_json=as_json)
 
 
 def _resolved(words: Sequence[str], output: Path | None) -> Resolved:

@@ -20,6 +20,7 @@ from powertrain.recipe.schema import METHOD_DEFAULTS, SECTIONS, Recipe, known_ke
 from powertrain.records import WrongUse, origins
 from powertrain.records.errors import did_you_mean
 from powertrain.records.origins import Origin
+from powertrain.records.redaction import holds_a_secret, redacted
 
 DEFAULT = "default"
 SHORT = {"data": "source", "optimizer": "name", "objective": "name"}      # `data=PATH` is short for `data.source=PATH`
@@ -137,6 +138,7 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     if "techniques" in spoken and spoken["techniques"] is None:
         values["techniques"] = {}
     _drop_rivals(values, spoken)
+    _refuse_secrets(values)
     _check_keys(values, {**dict.fromkeys(from_file, str(origin)), **dict.fromkeys(spoken, "command line")})
     of_method = _method_defaults(values)
     values = {**of_method, **values}
@@ -239,6 +241,14 @@ def put(nested: dict[str, Any], key: str, value: Any) -> None:
             nested[section] = {}
         nested = nested[section]
     nested[leaf] = {**nested[leaf], **value} if isinstance(value, dict) and isinstance(nested.get(leaf), dict) else value
+
+
+def _refuse_secrets(values: Mapping[str, Any]) -> None:
+    """Raise WrongUse for a value with a token or password: a recipe is in run folders, reports and the lists of processes."""
+    for key, value in values.items():
+        if holds_a_secret(str(value)):
+            raise WrongUse(f"{redacted(key)} holds a token or a password, and a run writes its recipe to files; "
+                           "take it out, and log in with `hf auth login` or the variable that the service documents")
 
 
 def _check_keys(values: Mapping[str, Any], places: Mapping[str, str]) -> None:

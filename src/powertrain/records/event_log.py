@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.events import KINDS, End, Event, Resume, Rewound, Unknown
 from powertrain.records.json_files import sync
+from powertrain.records.redaction import redacted
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -51,7 +52,7 @@ class EventLog:
         self._named = False                  # the disk has the file's name
 
     def write(self, event: Event) -> None:
-        self._waiting.append((json.dumps(to_line(event)) + "\n").encode())
+        self._waiting.append((redacted(json.dumps(to_line(event))) + "\n").encode())
 
     def flush(self, *, durable: bool = False) -> None:
         """Append the events that wait; with `durable`, return only when the disk has them. `failure` says what went wrong."""
