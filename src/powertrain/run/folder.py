@@ -262,6 +262,14 @@ def check_same(folder: RunFolder, resolved: Resolved) -> None:
                        "another folder with --output")
 
 
+def check_same_data(folder: RunFolder, digest: str) -> None:
+    """Raise WrongUse where the run was begun on other data than are there now: its examples would be others."""
+    data = read_json(folder.facts).get("data")
+    if isinstance(data, dict) and data.get("digest") not in (None, digest):
+        raise WrongUse(f"{folder.path} was begun on other data: {data.get('source')} has changed since; restore it, or start a "
+                       "new run with --output")
+
+
 def is_complete(folder: RunFolder, events: Sequence[Event]) -> bool:
     """Return whether the run is finished, by its events, and its checkpoint and model are on the disk."""
     end = events[-1] if events else None

@@ -85,14 +85,6 @@ def with_stored_plan(prepared: Prepared, stored: Plan, then: Mapping[str, Any], 
     return prepared
 
 
-def check_same_data(prepared: Prepared, then: Mapping[str, Any]) -> None:
-    """Raise WrongUse where a run that goes on finds other data than it began with; `then` are the facts of its facts.json."""
-    before, now = then["data"]["digest"], prepared.facts.data.digest
-    if before != now:
-        raise WrongUse(f"the data ({prepared.facts.data.source}) is not what this run began with: its sha256 is {now[:12]} and "
-                       f"was {before[:12]}. Bring the old data back, or start a new run with another --output")
-
-
 def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, here: int | None = None,
             machine: str | None = None, warn: Say | None = None) -> Prepared:
     """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained.
