@@ -104,6 +104,8 @@ class Store:
             else:
                 self.files.pipe_file(self._path(name), content)
             there = self.read_manifest(name)
+            if there is None:
+                raise OSError(errno.EIO, "the store holds other bytes than were sent")
         if there != value:
             raise WrongUse(f"{self.address}/{name} was written by somebody else; use another mirror or another name")
 
