@@ -104,6 +104,9 @@ def test_a_damaged_object_is_named_and_an_older_checkpoint_is_used(
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
+    shelf = Shelf(Store(here.address))
+    with pytest.raises(RunFailed, match="damaged"):      # before the checkpoint's own manifest is looked at
+        shelf.fetch(shelf.sets()["step-000008"], tmp_path / "set")
     assert any("passed over step-000008" in text and "damaged" in text for text in said_by(here.address, tmp_path / "back"))
     assert [path.name for path in (tmp_path / "back" / "checkpoints").iterdir()] == ["step-000004"]
 

@@ -132,6 +132,23 @@ def test_an_upload_that_was_killed_and_is_no_longer_wanted_leaves_no_object(here
     assert {name.partition("/")[0] for name in Store(here.address).sizes()} == {"step-000008"}
 
 
+def test_an_upload_that_failed_midway_and_is_no_longer_wanted_leaves_no_object(
+        here: Settings, run: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_with(run, made_checkpoint(run, 4))
+
+    def refuses(file: Path, name: str) -> bool:
+        if not name.startswith("step-000004/model"):
+            return False
+        if not (run / "checkpoints" / "step-000008").exists():
+            wait_with(run, made_checkpoint(run, 8))
+        return True
+
+    monkeypatch.setattr(Store, "put", _refusing(refuses))
+    assert upload(run)
+    assert told_in(run, UploadFailed)[0].name == "step-000004"
+    assert {name.partition("/")[0] for name in Store(here.address).sizes()} == {"step-000008"}
+
+
 def test_a_process_left_behind_with_an_upload_in_hand_makes_way_for_the_next(here: Settings, run: Path) -> None:
     wait_with(run, made_checkpoint(run, 4))
     context = multiprocessing.get_context("forkserver")
