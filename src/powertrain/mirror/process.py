@@ -10,15 +10,30 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store, cure_of, told
-from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, Waiting, all_waiting, remove, settings_of
+from powertrain.mirror.waiting import (
+    EVENTS,
+    FOLDER,
+    LOCK,
+    PACKED,
+    Settings,
+    Waiting,
+    all_waiting,
+    clear_leftovers,
+    remove,
+    settings_of,
+)
 from powertrain.records import NotDurable, events
 from powertrain.records.errors import DONE
 from powertrain.records.event_log import EventLog
@@ -54,6 +69,16 @@ class Orders:
         self._changed.clear()
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a set is not uploaded, what a person has to do about that, and when it is tried again."""
+
+    why: str
+    cure: str | None
+    tries: int
+    again_s: float
+
+
 class Uploader:
     """Uploads what waits, one set after the other, and tells what happened in a log of its own."""
 
@@ -61,72 +86,78 @@ class Uploader:
         self.run, self.settings, self.orders, self.listener = run, settings, orders, listener
         self.log = EventLog(run / FOLDER / EVENTS)
         self._shelf: Shelf | None = None
-        self._said: tuple[str, str] | None = None        # the last failure: each is told once
+        self._failures: dict[str, Failure] = {}          # by set; "" for the mirror as a whole
 
     def work(self) -> bool:
         """Upload until nothing more will come; return whether everything is uploaded."""
-        tries, ready = 0, False
-        while True:
-            one = self._next()
-            if ready and one is None and (self.orders.over or self.orders.gone):
-                return True
-            if ready and one is None:
+        last = False
+        while not self.orders.gone:
+            if self.orders.over and not last:
+                last = True                  # each once more, however long ago it failed
+                self._failures.clear()
+            over, sets = last, {one.name: one for one in self._wanted()}
+            names = list(sets) if self._shelf is not None else [""]
+            if over and (not names or all(self._is_given_up(name) for name in names)):
+                return not sets
+            if (name := next((name for name in names if self._is_due(name)), None)) is None:
                 self.orders.wait(LOOK_EVERY_S)
                 continue
             try:
-                if not ready:
-                    self._open()
-                    ready = True
-                elif one is not None:
-                    self._upload(one)
-                tries = 0
+                self._upload(sets[name]) if name else self._open()
+                self._failures.pop(name, None)
             except Exception as error:
-                tries += 1
-                cure = cure_of(error, self.settings.address)
-                self._fail(one.name if ready and one else "", error, cure)
-                if self.orders.gone or (self.orders.over and (cure is not None or tries >= LAST_TRIES)):
-                    return False
-                self.orders.wait(BLOCKED_PAUSE_S if cure else random.uniform(
-                    FIRST_PAUSE_S, max(FIRST_PAUSE_S, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))))
-            if self.orders.gone:
-                return not all_waiting(self.run)
+                self._fail(name, error)
+        return not all_waiting(self.run)
+
+    def _is_due(self, name: str) -> bool:
+        return name not in self._failures or time.monotonic() >= self._failures[name].again_s
+
+    def _is_given_up(self, name: str) -> bool:
+        return name in self._failures and (self._failures[name].cure is not None or self._failures[name].tries >= LAST_TRIES)
 
     def _open(self) -> None:
         """Look whether the store can be written, read and cleared, and whether no other run lies there."""
         began_s = time.perf_counter()
         store = Store(self.settings.address)
         store.probe()
-        self._shelf = Shelf(store)
-        self._shelf.check_run(self.settings.run)
+        shelf = Shelf(store)
+        shelf.check_run(self.settings.run)
         with contextlib.suppress(Exception): # who may not list them leaves them to the bucket's own rules
             store.drop_unfinished()
+        shelf.clear({one.name for one in all_waiting(self.run)})
+        self._shelf = shelf
         self._tell(events.MirrorReady(address=self.settings.address, seconds=time.perf_counter() - began_s))
 
-    def _next(self) -> Waiting | None:
-        """Return the set to upload now. A checkpoint whose place a newer one has taken waits no longer."""
-        sets = all_waiting(self.run)
+    def _wanted(self) -> list[Waiting]:
+        """Return the sets to upload, in order. A checkpoint whose place a newer one has taken waits no longer."""
+        sets, wanted = all_waiting(self.run), []
         for one in sets:
-            if not one.is_wanted(sets, self.settings.keep_every):
-                remove(one)
-                newer = max((other for other in sets if other.name.startswith("step-")), key=lambda other: other.step)
-                self._tell(events.UploadSkipped(step=one.step, name=one.name, newer=newer.name))
-        return next((one for one in sets if one.path.exists()), None)
+            if one.is_wanted(sets, self.settings.keep_every):
+                wanted.append(one)
+                continue
+            remove(one)
+            newer = max((other for other in sets if other.name.startswith("step-")), key=lambda other: other.step)
+            self._tell(events.UploadSkipped(step=one.step, name=one.name, newer=newer.name))
+        return wanted
 
     def _upload(self, one: Waiting) -> None:
         assert self._shelf is not None
-        found = self._shelf.publish(one, self.settings, self.run / FOLDER / "packed")
+        found = self._shelf.publish(one, self.settings, self.run / FOLDER / PACKED)
         remove(one)
-        self._said = None
         gone: list[str] = []
         with contextlib.suppress(Exception): # tried again after the next upload
             gone = self._shelf.keep_only(self.settings.keep, self.settings.keep_every)
+            self._shelf.clear({one.name for one in all_waiting(self.run)})
         self._tell(events.Uploaded(step=one.step, name=one.name, bytes=found.bytes, stored_bytes=found.stored_bytes,
                                    seconds=found.seconds, packing_s=found.packing_s, deleted=tuple(gone)))
 
-    def _fail(self, name: str, error: Exception, cure: str | None) -> None:
-        if (said := (name, told(error))) != self._said:
-            self._said = said
-            self._tell(events.UploadFailed(name=name, why=said[1], cure=cure, address=self.settings.address))
+    def _fail(self, name: str, error: Exception) -> None:
+        """Tell of a failure, each once, and say when it is tried again: others that wait have their turn meanwhile."""
+        why, cure, before = told(error), cure_of(error, self.settings.address), self._failures.get(name)
+        tries = before.tries + 1 if before else 1
+        self._failures[name] = Failure(why, cure, tries, time.monotonic() + pause_s(tries, blocked=cure is not None))
+        if before is None or before.why != why:
+            self._tell(events.UploadFailed(name=name, why=why, cure=cure, address=self.settings.address))
 
     def _tell(self, event: events.Event) -> None:
         self.log.write(event)
@@ -134,26 +165,73 @@ class Uploader:
         self.listener(event)
 
 
+def pause_s(tries: int, *, blocked: bool) -> float:
+    """Return the pause after so many failures: by chance, up to one that doubles each time and has an end."""
+    if blocked:
+        return BLOCKED_PAUSE_S
+    return random.uniform(FIRST_PAUSE_S, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**min(tries, 30)))
+
+
 def upload_all(run: Path, listener: Listener) -> bool:
     """Upload what waits in a run that has a mirror; return whether all of it is in the store and verified."""
     settings = settings_of(run)
     assert settings is not None
-    return Uploader(run, settings, Orders(over=True), listener).work()
+    with alone(run):
+        return Uploader(run, settings, Orders(over=True), listener).work()
 
 
 def main(run: Path) -> int:
-    _take_what_is_left()
+    orders = Orders()
+    # a system that stops asks all processes to end: this one goes on until the training is gone, whose last upload it makes
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(NotDurable.exit_code) if orders.gone else None)
+    orders.listen()
     settings = settings_of(run)
     assert settings is not None              # the training writes them first
-    orders = Orders()
-    orders.listen()
-    return DONE if Uploader(run, settings, orders).work() else NotDurable.exit_code
+
+    def listener(event: events.Event) -> None:
+        if isinstance(event, events.MirrorReady):        # until then the training waits for this
+            _take_what_is_left()
+
+    with alone(run):
+        return DONE if Uploader(run, settings, orders, listener).work() else NotDurable.exit_code
+
+
+@contextlib.contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """Be the only one that uploads this run. One that a training has left behind, with an upload in hand, is asked to end."""
+    with open(run / FOLDER / LOCK, "a+") as file:
+        while not _got_lock(file):
+            file.seek(0)
+            host, _, number = file.read().partition(" ")
+            if host == socket.gethostname() and number.isdigit():
+                with contextlib.suppress(OSError):
+                    os.kill(int(number), signal.SIGTERM)
+            time.sleep(LOOK_EVERY_S / 5)
+        file.truncate(0)
+        file.write(f"{socket.gethostname()} {os.getpid()}")
+        file.flush()
+        clear_leftovers(run)
+        yield
+
+
+def _got_lock(file: TextIO) -> bool:
+    """Lock the file if nobody holds it; on Windows nobody is known to."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _take_what_is_left() -> None:
     """Run only while a core has nothing else to do, where the system knows that; else at the lowest priority."""
     try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
     except (AttributeError, OSError):
         with contextlib.suppress(AttributeError, OSError):
             os.nice(19)

@@ -71,7 +71,7 @@ def bring_back(address: str, to: Path, say: Say, step: int | None = None) -> Non
             else:
                 raise RunFailed(f"no checkpoint in {shelf.store.address} is whole; nothing was written to {to}")
             if (model := sets.get("model")) is not None and step is None:
-                shelf.fetch(model, draft / "model")
+                _fetch_model(shelf, model, draft / "model", say)
             if (material := sets.get(MATERIAL)) is not None:
                 say(f"fetching data and base model ({memory(material.bytes)})")
                 _fetch_material(shelf, material, draft / MATERIAL)
@@ -86,13 +86,23 @@ def bring_back(address: str, to: Path, say: Say, step: int | None = None) -> Non
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def _fetch_model(shelf: Shelf, one: StoredSet, folder: Path, say: Say) -> None:
+    """Fetch the final model; a damaged one is passed over, for the run makes it again from its last checkpoint."""
+    try:
+        shelf.fetch(one, folder)
+    except (RunFailed, FileNotFoundError) as error:
+        say(f"passed over {one.name}: {error}")
+        shutil.rmtree(folder)
+
+
 def _fetch_material(shelf: Shelf, one: StoredSet, folder: Path) -> None:
     """Fetch what a run was made from; each file comes to lie below `folder` at the path that it had."""
     shelf.fetch(one, folder)
     try:
         files = {name: (folder / path.lstrip("/"), int(changed_ns))
                  for name, (path, changed_ns) in read_json(folder / MATERIAL_LIST)["files"].items()}
-        if any(".." in to.parts or name not in one.files for name, (to, _) in files.items()):
+        if any(".." in to.parts or "\0" in str(to) or to == folder or not 0 <= changed_ns < 1 << 62 or name not in one.files
+               for name, (to, changed_ns) in files.items()):
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError):
         raise RunFailed(f"{shelf.store.address}/{one.name}/{MATERIAL_LIST} is damaged, or was made to harm") from None

@@ -8,20 +8,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from powertrain.mirror.store import READ_BYTES, Store
+from powertrain.mirror.store import FULL_OR_CLOSED, PROBE, READ_BYTES, Damaged, Store
 from powertrain.mirror.waiting import Settings, Waiting
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.checkpoints import FOLDER, MANIFEST, entry_of
 from powertrain.records.errors import RunFailed
 from powertrain.records.json_files import read_json, sync
+from powertrain.records.sizes import memory
 
 COMPLETE, FORMAT = "MIRROR.json", 1
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,199}")          # of a file or a set: no path leads out of its folder
@@ -59,6 +62,10 @@ class StoredSet:
     def stored_bytes(self) -> int:
         return sum(file.stored_bytes for file in self.files.values())
 
+    def is_in(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether a store with objects of these sizes has all of the set's."""
+        return all(sizes.get(f"{self.name}/{file.stored_as}") == file.stored_bytes for file in self.files.values())
+
     @property
     def is_checkpoint(self) -> bool:
         return FOLDER.fullmatch(self.name) is not None
@@ -85,15 +92,18 @@ class Shelf:
         found, sizes = {}, self.store.sizes()
         for name in sizes:
             folder, _, file = name.partition("/")
-            if (file == COMPLETE and (read := _read(folder, self.store.read_manifest(name))) is not None
-                    and all(sizes.get(f"{folder}/{one.stored_as}") == one.stored_bytes for one in read.files.values())):
+            if file == COMPLETE and (read := _read(folder, self.store.read_manifest(name))) is not None and read.is_in(sizes):
                 found[folder] = read
         return found
 
     def check_run(self, run: str) -> None:
         """Raise WrongUse where another run lies here."""
-        if (other := next((one for one in self.sets().values() if one.run != run), None)) is not None:
-            raise WrongUse(f"{self.store.address} already holds another run (its {other.name}); choose another --output, whose "
+        for one in self.sets().values():
+            self._check_run(one, run)
+
+    def _check_run(self, one: StoredSet, run: str) -> None:
+        if one.run != run:
+            raise WrongUse(f"{self.store.address} already holds another run (its {one.name}); choose another --output, whose "
                            "last name is that of the run in the mirror, or another mirror")
 
     # ---------------------------------------------------------------------------------------- there
@@ -106,13 +116,15 @@ class Shelf:
         began_s, packing_s, files = time.perf_counter(), 0.0, {}
         expected = read_json(one.path / MANIFEST)["files"] if (one.path / MANIFEST).is_file() else {}
         there = _read(one.name, self.store.read_manifest(f"{one.name}/{COMPLETE}"))
-        if there is not None and there.run == settings.run:
-            if all(name in there.files and there.files[name].sha256 == entry["sha256"]
-                   for name, entry in expected.items() if name.endswith(WEIGHTS)):
+        if there is not None:
+            self._check_run(there, settings.run)
+            if there.is_in(self.store.sizes(one.name)) and all(
+                    name in there.files and there.files[name].sha256 == entry["sha256"]
+                    for name, entry in expected.items() if name.endswith(WEIGHTS)):
                 return Upload(there.bytes, there.stored_bytes, time.perf_counter() - began_s, 0.0)
-            self.remove(one.name)
+            self.store.delete(f"{one.name}/{COMPLETE}")  # other weights, or some objects are gone: it is published again
         for name, file in one.files().items():
-            here = entry_of(file)
+            here = _entry_here(file)
             if expected.get(name, here) != here:
                 raise RunFailed(f"{file} is damaged on this disk")
             stored, stored_as, entry = file, name, here
@@ -128,7 +140,7 @@ class Shelf:
                 if stored != file:
                     stored.unlink()
             files[name] = StoredFile(here["bytes"], here["sha256"], stored_as, entry["bytes"])
-        found = StoredSet(one.name, settings.run, one.step, files, one.held_out_loss)
+        found = StoredSet(one.name, settings.run, one.step, files, _finite(one.held_out_loss))
         self.store.put_manifest(f"{one.name}/{COMPLETE}", {"format": FORMAT, **to_plain(found)})
         return Upload(found.bytes, found.stored_bytes, time.perf_counter() - began_s, packing_s)
 
@@ -142,7 +154,8 @@ class Shelf:
         kept = {one.name for one in sets[-newest:]} | {one.name for one in sets if (every and one.step % every == 0) or (
             losses and one.held_out_loss == min(losses))}
         old = [one.name for one in sets if one.name not in kept]
-        gone = [name for name in old if name not in self._being_read()] if old else []
+        being_read = self._being_read() if old else set()
+        gone = [name for name in old if name not in being_read]
         for name in gone:
             self.remove(name)
         return gone
@@ -153,11 +166,27 @@ class Shelf:
         for other in self.store.sizes(name):
             self.store.delete(other)
 
+    def clear(self, waiting: Collection[str]) -> None:
+        """Delete what uploads that ended midway have left: probes, and objects of checkpoints that no longer wait."""
+        sizes = self.store.sizes()
+        for name in sizes:
+            folder = name.partition("/")[0]
+            if name.startswith(PROBE) or (FOLDER.fullmatch(folder) and folder not in waiting
+                                          and f"{folder}/{COMPLETE}" not in sizes):
+                self.store.delete(name)
+
     # ---------------------------------------------------------------------------------------- and back
 
     def fetch(self, one: StoredSet, folder: Path, only: Collection[str] | None = None) -> None:
-        """Download a set's files, or `only` some of them, into a folder, and check each. Raises RunFailed for damaged ones."""
+        """Download a set's files, or `only` some of them, into a folder, and check each.
+
+        Raises RunFailed for damaged ones, and WrongUse where this disk has no room for them.
+        """
         folder.mkdir(parents=True, exist_ok=True)
+        needed_bytes = sum(file.bytes for name, file in one.files.items() if only is None or name in only)
+        if needed_bytes > (free_bytes := shutil.disk_usage(folder).free):
+            raise WrongUse(f"{one.name} takes {memory(needed_bytes)}, and {memory(free_bytes)} are free in {folder.parent}; "
+                           "free space there, or name another folder")
         with self._reading(one.name) if only is None else contextlib.nullcontext():
             for name, file in one.files.items():
                 if only is None or name in only:
@@ -165,7 +194,8 @@ class Shelf:
 
     def _fetch_file(self, one: StoredSet, name: str, file: StoredFile, to: Path) -> None:
         written = 0
-        with open(to, "wb") as out, self.store.open(f"{one.name}/{file.stored_as}") as content:
+        with _on_this_disk(to), open(to, "wb") as out, contextlib.suppress(Damaged), (
+                self.store.open(f"{one.name}/{file.stored_as}")) as content:
             for chunk in _chunks(content, packed=file.stored_as != name):
                 written += len(chunk)
                 if written > file.bytes:     # more than was stored: the rest is not even looked at
@@ -192,8 +222,14 @@ class Shelf:
                     self.store.delete(said)
 
     def _being_read(self) -> set[str]:
-        found = [self.store.read_manifest(name) or {} for name in self.store.sizes() if name.startswith(READING)]
-        return {str(one.get("set")) for one in found if time.time() - float(one.get("time", 0)) < READING_S}
+        being_read = set()
+        for name in (name for name in self.store.sizes() if name.startswith(READING)):
+            said = self.store.read_manifest(name) or {}
+            if isinstance(began := said.get("time"), int | float) and abs(time.time() - began) < READING_S:
+                being_read.add(str(said.get("set")))
+            else:
+                self.store.delete(name)
+        return being_read
 
 
 def newest_first(sets: Mapping[str, StoredSet]) -> Sequence[StoredSet]:
@@ -206,13 +242,47 @@ def _read(name: str, found: Mapping[str, Any] | None) -> StoredSet | None:
     try:
         if found is None or found["format"] != FORMAT or found["name"] != name:
             return None
-        files = {file: StoredFile(**entry) for file, entry in found["files"].items()}
+        files = {file: _stored_file(**entry) for file, entry in found["files"].items()}
+        if (match := FOLDER.fullmatch(name)) and int(match[1]) != found["step"]:
+            return None
         if not all(NAME.fullmatch(one) for one in (name, *files, *(entry.stored_as for entry in files.values()))):
             return None
         loss = found["held_out_loss"]
-        return StoredSet(name, str(found["run"]), int(found["step"]), files, None if loss is None else float(loss))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return StoredSet(name, str(found["run"]), int(found["step"]), files, _finite(None if loss is None else float(loss)))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
+
+
+def _stored_file(bytes: object, sha256: object, stored_as: object, stored_bytes: object) -> StoredFile:
+    if not (type(bytes) is type(stored_bytes) is int and bytes >= 0 and isinstance(sha256, str) and isinstance(stored_as, str)):
+        raise TypeError
+    return StoredFile(bytes, sha256, stored_as, stored_bytes)
+
+
+def _finite(loss: float | None) -> float | None:
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
+# ------------------------------------------------------------------------------------------------ this disk
+
+
+def _entry_here(file: Path) -> dict[str, Any]:
+    try:
+        return entry_of(file)
+    except OSError as error:
+        raise RunFailed(f"{file} cannot be read on this disk ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
+def _on_this_disk(file: Path) -> Iterator[None]:
+    """Raise WrongUse where it is this disk that is full or closed, and not the store."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_OR_CLOSED:
+            raise WrongUse(f"{file.parent} cannot be written ({error.strerror}); free space there, or name another folder"
+                           ) from error
+        raise
 
 
 # ------------------------------------------------------------------------------------------------ compression

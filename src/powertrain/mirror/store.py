@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from powertrain.records import WrongUse
+from powertrain.records import RunFailed, WrongUse
 from powertrain.records.addresses import check_address
 from powertrain.records.json_files import replace_file, sync
 
 READ_BYTES = 8 << 20
+PROBE = ".probe-"                            # begins the name of a small object that is deleted at once
 PART_BYTES, MOST_PARTS = 16 << 20, 9_000     # of an upload in parts to S3, which takes 10,000
-MANIFEST_BYTES = 1 << 20                     # at most; longer ones are not read
+MANIFEST_BYTES = 8 << 20                     # at most, for some 40,000 files; longer ones are not read
 EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "sftp": "sftp"}        # of pip install 'powertrain[NAME]'
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "file": {"auto_mkdir": True},
@@ -28,6 +29,10 @@ NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetriev
                   "DefaultCredentialsError", "AuthenticationException", "LocalTokenNotFoundError", "ClientAuthenticationError",
                   "SSOTokenLoadError", "ProfileNotFound"}
 FULL_OR_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class Damaged(OSError):
+    """The store gave back other bytes than its own checksum tells."""
 
 
 class Store:
@@ -68,7 +73,10 @@ class Store:
         info = self._info(name)
         if info is None or info["size"] != file.stat().st_size:
             return False
-        return self._is_told(info, file, sha256) or hash_of(self.chunks(name)) == sha256
+        try:
+            return self._is_told(info, file, sha256) or hash_of(self.chunks(name)) == sha256
+        except Damaged:
+            return False
 
     def _is_told(self, info: Mapping[str, Any], file: Path, sha256: str) -> bool:
         if self.scheme == "s3":              # one that is encrypted with a key of its own has another ETag, and is read back
@@ -87,6 +95,8 @@ class Store:
     def put_manifest(self, name: str, value: Mapping[str, Any]) -> None:
         """Store a small JSON object, once, and verify it. Raises WrongUse where another one is there."""
         content = (json.dumps(value, indent=1) + "\n").encode()
+        if len(content) > MANIFEST_BYTES:
+            raise RunFailed(f"{name} would list too many files for a mirror")
         there = self.read_manifest(name)
         if there is None:
             if self.scheme == "file":
@@ -94,6 +104,8 @@ class Store:
             else:
                 self.files.pipe_file(self._path(name), content)
             there = self.read_manifest(name)
+            if there is None:
+                raise OSError(errno.EIO, "the store holds other bytes than were sent")
         if there != value:
             raise WrongUse(f"{self.address}/{name} was written by somebody else; use another mirror or another name")
 
@@ -104,14 +116,20 @@ class Store:
             return None
         try:
             found = json.loads(b"".join(self.chunks(name)))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, Damaged):
             return None
         return found if isinstance(found, dict) else None
 
-    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Return a context that opens an object for reading."""
-        found: contextlib.AbstractContextManager[BinaryIO] = self.files.open(self._path(name), "rb", block_size=READ_BYTES)
-        return found
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """Open an object for reading. Raises Damaged where the store's own checksum is not that of the bytes."""
+        try:
+            with self.files.open(self._path(name), "rb", block_size=READ_BYTES) as file:
+                yield file
+        except Exception as error:
+            if type(error).__name__ == "FlexibleChecksumError":      # botocore's
+                raise Damaged(errno.EIO, "the store gave back other bytes than its checksum tells") from error
+            raise
 
     def chunks(self, name: str) -> Iterator[bytes]:
         with self.open(name) as file:
@@ -134,7 +152,7 @@ class Store:
 
     def probe(self) -> None:
         """Write, read and delete a small object."""
-        name, content = f".probe-{secrets.token_hex(4)}", secrets.token_bytes(16)
+        name, content = f"{PROBE}{secrets.token_hex(4)}", secrets.token_bytes(16)
         self.files.pipe_file(self._path(name), content)
         try:
             if b"".join(self.chunks(name)) != content:
@@ -195,6 +213,8 @@ def cure_of(error: BaseException, address: str) -> str | None:
         return f"sign in to the store of {address} as its own tools do (environment, credentials file or key)"
     if isinstance(error, OSError) and error.errno in FULL_OR_CLOSED:
         return f"free space in {address}, or make it writable"
+    if isinstance(error, RunFailed):         # of a file here
+        return "look at the disk and the files of this machine"
     if isinstance(error, WrongUse):
         return "nothing was overwritten"
     return None if isinstance(error, OSError | TimeoutError) or type(error).__module__.partition(".")[0] in (

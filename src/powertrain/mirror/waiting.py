@@ -22,6 +22,7 @@ from powertrain.records.errors import WrongUse
 from powertrain.records.json_files import read_json, sync, write_json
 
 FOLDER, ABOUT, SETTINGS, EVENTS = "mirror", "waiting.json", "settings.json", "events.jsonl"
+PACKED, LOCK = "packed", ".lock"             # files that are compressed for their upload; held by whoever uploads
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,11 @@ def all_waiting(run: Path) -> list[Waiting]:
     folder = run / FOLDER / "waiting"
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.startswith(".") and (path / ABOUT).is_file():
-            found.append(Waiting(path, **read_json(path / ABOUT)))
+            try:
+                found.append(Waiting(path, **read_json(path / ABOUT)))
+            except WrongUse:
+                if (path / ABOUT).exists():  # else it was uploaded meanwhile
+                    raise
     return sorted(found, key=lambda one: (one.name != "material", -one.step, one.name))
 
 
@@ -123,3 +128,18 @@ def remove(one: Waiting) -> None:
     """Forget a set that is in the store, or whose place a newer one has taken."""
     (one.path / ABOUT).unlink(missing_ok=True)           # first: half a deletion must not look like a set
     shutil.rmtree(one.path, ignore_errors=True)
+
+
+def clear_leftovers(run: Path) -> None:
+    """Remove what processes that were killed have left: compressed files, and sets of which half is deleted."""
+    shutil.rmtree(run / FOLDER / PACKED, ignore_errors=True)
+    folder = run / FOLDER / "waiting"
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not path.name.startswith(".") and not (path / ABOUT).exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_drafts(run: Path) -> None:
+    """Remove the sets that a training was killed in handing over. Called by who holds the run's lock."""
+    for path in (run / FOLDER / "waiting").glob(".*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)

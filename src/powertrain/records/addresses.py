@@ -19,7 +19,8 @@ def check_address(text: str) -> str:
         raise WrongUse(f"the address {scheme}://... holds a password, which would stand in recipes and logs; leave it out, and "
                        "give it as the store's own tools take it (environment, credentials file or key)")
     if scheme not in SCHEMES or not re.fullmatch(r"[^\s?#\x00-\x1f\x7f]{1,1000}", rest.strip("/")):
-        raise WrongUse(f"{text[:80]!r} is not an address; use for example {EXAMPLE} (known: {', '.join(SCHEMES)})")
+        raise WrongUse(f"{text.partition('?')[0][:80]!r} is not an address; use for example {EXAMPLE} "
+                       f"(known: {', '.join(SCHEMES)})")
     if scheme == "file" and not rest.startswith("/"):
         raise WrongUse(f"{text[:80]} is not an address: after file:// comes a full path, such as file:///mnt/nas")
     return f"{scheme}://{rest.rstrip('/')}"

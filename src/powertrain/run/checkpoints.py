@@ -162,7 +162,8 @@ def upload(run: Path, address: str | None, step: int | None, listener: Listener)
     folder = existing(run)
     settings = settings_of(run)
     if address is not None:
-        settings = Settings(f"{check_address(address)}/{run.resolve().name}", settings.run if settings else new_id())
+        there = f"{check_address(address)}/{run.resolve().name}"
+        settings = replace(settings, address=there) if settings else Settings(there, new_id())
         settings.write(run)
     if settings is None:
         raise WrongUse(f"{run} has no mirror; name one with --to, such as --to {EXAMPLE}")

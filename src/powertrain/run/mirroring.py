@@ -11,14 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from powertrain.mirror import waiting
 from powertrain.mirror.returning import MATERIAL, MATERIAL_LIST
 from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, settings_of
-from powertrain.records import RunFailed, events
+from powertrain.records import NotDurable, RunFailed, events
 from powertrain.records.checkpoints import checkpoints_in, delete_checkpoint, newest_checkpoint
+from powertrain.records.errors import DONE
 from powertrain.records.event_log import EventLog, EventReader
 from powertrain.records.json_files import write_json
 from powertrain.run.belongings import belongings
@@ -75,6 +76,7 @@ class Mirror:
     _starts: int = 0
     _ready: bool = False
     _failed: events.UploadFailed | None = None           # the last failure that nothing has mended
+    _uploaded: set[str] = field(default_factory=set)     # names of sets that this mirror got
 
     @property
     def run(self) -> Path:
@@ -85,7 +87,9 @@ class Mirror:
         log = self.run / FOLDER / EVENTS
         EventLog(log).flush(durable=True)    # makes the file, and cuts a torn line
         self._tail = EventReader(log)
-        uploaded = {event.name for event in self._tail.read() if isinstance(event, events.Uploaded)}
+        waiting.clear_drafts(self.run)
+        self._uploaded = _uploaded_to(self.settings.address, self._tail)
+        uploaded = set(self._uploaded)
         self._start()
         ends_s = time.perf_counter() + PROBE_S
         while not self._ready and self._failed is None and time.perf_counter() < ends_s and self._alive():
@@ -140,12 +144,16 @@ class Mirror:
         self._looked_s = now_s
         self._relay()
         if self._process is not None and (code := self._process.poll()) is not None:
-            self._relay()
-            again = self._starts < MOST_STARTS
-            self.part.emit(events.UploaderGone(step=self.part.state.step, code=code, again=again))
-            self._process = None
-            if again:
-                self._start()
+            self._start_again(code)
+
+    def _start_again(self, code: int) -> None:
+        """Tell that the process has ended, and start it again if that did not happen often."""
+        self._relay()
+        again = self._starts < MOST_STARTS
+        self.part.emit(events.UploaderGone(step=self.part.state.step, code=code, again=again))
+        self._process = None
+        if again:
+            self._start()
 
     def _relay(self, *, quiet: bool = False) -> None:
         assert self._tail is not None
@@ -155,17 +163,18 @@ class Mirror:
                 self._failed = event
             elif isinstance(event, events.Uploaded):
                 self._failed = None
+                self._uploaded.add(event.name)
                 if self.part.prepared.recipe.mirror_frees_disk:
-                    self._free_disk(event)
+                    self._free_disk()
             if not (quiet and isinstance(event, events.UploadFailed)):
                 self.part.emit(event if event.step else replace(event, step=self.part.state.step))
 
-    def _free_disk(self, uploaded: events.Uploaded) -> None:
-        """Delete a checkpoint here that is verified there, unless it is the newest."""
-        here = checkpoints_in(self.part.folder.checkpoints)
-        if (path := here.get(uploaded.step)) is not None and uploaded.step != max(here) and path.name == uploaded.name:
-            with contextlib.suppress(OSError):
-                delete_checkpoint(path)
+    def _free_disk(self) -> None:
+        """Delete the checkpoints here that are verified there, all but the newest."""
+        for path in list(checkpoints_in(self.part.folder.checkpoints).values())[:-1]:
+            if path.name in self._uploaded:
+                with contextlib.suppress(OSError):
+                    delete_checkpoint(path)
 
     def finish(self) -> str | None:
         """Wait for what waits, until a signal comes or the process gives up; return what is not in the mirror, and why.
@@ -174,9 +183,7 @@ class Mirror:
         """
         if self.part.stopped_by is None:
             self.add("model", self.part.folder.model, self.part.state.step)
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                print("end", file=self._process.stdin, flush=True)
+        self._say_end()
         left, began_s = waiting.all_waiting(self.run), time.perf_counter()
         if left and self._alive():
             self.part.emit(events.MirrorWaited(step=self.part.state.step, waiting=tuple(one.name for one in left),
@@ -186,6 +193,9 @@ class Mirror:
                 self.part.stopped_by is None or time.perf_counter() - began_s < GRACE_S):
             time.sleep(0.05)
             self._relay()
+            if self._process is not None and (code := self._process.poll()) not in (None, DONE, NotDurable.exit_code):
+                self._start_again(code)
+                self._say_end()
         self._relay()
         left = waiting.all_waiting(self.run)
         if not left and self.not_added is None:
@@ -195,11 +205,28 @@ class Mirror:
         return (f"{names}: not in the mirror {self.settings.address} ({why}). It stays on this disk; "
                 f"`powertrain checkpoints upload {self.run}` uploads it")
 
+    def _say_end(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                print("end", file=self._process.stdin, flush=True)
+
     def let_go(self) -> None:
         """Tell the process that the training is gone: it finishes the upload in hand and ends."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+
+def _uploaded_to(address: str, log: EventReader) -> set[str]:
+    """Return the names of the sets that the mirror at this address got, as the log tells; the run may have had others."""
+    found: set[str] = set()
+    now = ""
+    for event in log.read():
+        if isinstance(event, events.MirrorReady):
+            now = event.address
+        elif isinstance(event, events.Uploaded) and now == address:
+            found.add(event.name)
+    return found
 
 
 def hand_over(run: RunFolder, name: str, folder: Path, step: int, held_out_loss: float | None) -> None:
