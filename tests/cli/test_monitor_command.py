@@ -119,9 +119,9 @@ class TestOneRun:
         (run / "checkpoints" / "step-3").mkdir()
         assert "full in about" not in "\n".join(shown(of_run(run), 130, 50))
 
-    def test_uploads_of_a_later_version_are_shown(self, tmp_path: Path) -> None:
+    def test_uploads_are_shown(self, tmp_path: Path) -> None:
         upload = {"event": "uploaded", "time": BEGAN + 9, "step": 1, "name": "step-000001", "bytes": 9}
-        assert "1 done, the last one step-000001" in "\n".join(shown(of_run(write(tmp_path, [*whole_run(), upload])), 130, 50))
+        assert "1 uploads, each verified: 9 bytes" in "\n".join(shown(of_run(write(tmp_path, [*whole_run(), upload])), 130, 50))
 
 
 class TestStates:

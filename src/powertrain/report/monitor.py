@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from powertrain.records.event_log import to_line
 from powertrain.records.events import Evaluated, Event, RunWarning, Saved, Start, Step
 from powertrain.records.readings import GpuReading, Readings
 from powertrain.records.timeline import last_of
@@ -67,12 +66,6 @@ def figures(seen: Seen) -> dict[str, Any]:
             "warnings": [printable(event.sentence) for event in seen.events if isinstance(event, RunWarning)]}
 
 
-def upload_rows(events: Sequence[Event]) -> list[tuple[str, str]]:
-    """Return the rows of uploads, whose events may be of a later version; none for a run that uploads nothing."""
-    done = [to_line(event) for event in events if getattr(event, "event", event.kind) == "uploaded"]
-    return [("Uploads", f"{len(done)} done, the last one {printable(str(done[-1].get('name', '')))}")] if done else []
-
-
 # ------------------------------------------------------------------------------------------------ all runs
 
 
@@ -123,7 +116,7 @@ def detail(seen: Seen, width: int, height: int, *, plain: bool) -> RenderableTyp
     lines += [Text(seen.live.line())] if run["training"] else []
     lines += [Text(seen.attention, "yellow")] if seen.attention else []
     rows = [*_warning_rows(run["warnings"]), *(result_rows(seen.events, seen.run, None) or progress_rows(seen.events)),
-            *_machine_rows(seen), *upload_rows(seen.events), *sample_rows(seen.events)[:2]]
+            *_machine_rows(seen), *sample_rows(seen.events)[:2]]
     if height >= ROOM and seen.live.steps:
         lines += [Text(), *_curves(seen.events, cells, max(LOW, min(HIGH, height - 8 - 2 * len(rows))), plain=plain), Text()]
     table = Table.grid(padding=(0, 2, 0, 0))
