@@ -121,7 +121,7 @@ class TestOneRun:
 
     def test_uploads_are_shown(self, tmp_path: Path) -> None:
         upload = {"event": "uploaded", "time": BEGAN + 9, "step": 1, "name": "step-000001", "bytes": 9}
-        assert "1 uploads, each verified: 9 bytes" in "\n".join(shown(of_run(write(tmp_path, [*whole_run(), upload])), 130, 50))
+        assert "1 upload, each verified: 9 bytes" in "\n".join(shown(of_run(write(tmp_path, [*whole_run(), upload])), 130, 50))
 
 
 class TestStates:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from powertrain.records import events as kinds
-from powertrain.records import timeline
+from powertrain.records import several, timeline
 from powertrain.records.events import Adapters, End, Evaluated, Event, Memory, Sample, Start, Step
 from powertrain.records.timeline import last_of
 from powertrain.report.plan import Row
@@ -194,7 +194,7 @@ def _mirror_rows(uploaded: Sequence[kinds.Uploaded]) -> list[Row]:
     sent, stored = sum(event.bytes for event in uploaded), sum(event.stored_bytes for event in uploaded)
     packed_s = sum(event.packing_s for event in uploaded)
     packed = f", as {memory(stored)} by compression, which took {duration(packed_s)}" if stored < sent else ""
-    return [("Mirror", f"{len(uploaded)} uploads, each verified: {memory(sent)}{packed}, in "
+    return [("Mirror", f"{several(len(uploaded), 'upload')}, each verified: {memory(sent)}{packed}, in "
                        f"{duration(sum(event.seconds for event in uploaded))} beside the training")]
 
 
