@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,18 @@ Started = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def start(cache: Path, tmp_path: Path, credentials: dict[str, str]) -> Callable[..., Any]:
-    """Starts `powertrain WORDS`, with credentials for the S3 server."""
+def start(cache: Path, tmp_path: Path, credentials: dict[str, str]) -> Iterator[Callable[..., Any]]:
+    """Starts `powertrain WORDS`, with credentials for the S3 server; a failed test leaves no run behind."""
+    processes = []
 
     def started(*words: str, fault: Fault | None = None, folder: Path = tmp_path) -> Any:
-        return driver.start([str(word) for word in words], cache, folder, fault, credentials)
+        found = driver.start([str(word) for word in words], cache, folder, fault, credentials)
+        processes.append(found[0])
+        return found
 
-    return started
+    yield started
+    for process in processes:
+        process.kill()
 
 
 @pytest.fixture
