@@ -7,6 +7,9 @@ WORDS  ?=        # more words for the demo's train command
 TESTS  ?=        # which tests; all of them by default
 JOBS   ?= auto   # processes that test side by side: one per core
 
+MINUTES ?= 2     # of random faults in `make faults`
+EVERY  ?= 1      # each N-th fault of it, on a busy machine
+
 CASES  ?=        # which benchmarks: lora, full, pre-training, prepare, start, char-large-dropout-0, ...; all of them by default
 BENCH  ?=        # more words for the benchmarks, such as --minutes 10, --nanogpt CHECKOUT, or --busy for a busy machine
 
@@ -22,7 +25,7 @@ RUN    ?=        # the run of `make picture`
 # pip compiles nothing: what is imported is compiled then, and kept, which takes half the time
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test oldest check lint schema docs picture bench bench-gpu install install-locked lock audit-deps clean
+.PHONY: demo test faults oldest check lint schema docs picture bench bench-gpu install install-locked lock audit-deps clean
 
 demo: install
 	$(BIN)/powertrain train default $(WORDS)
@@ -30,6 +33,13 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 $(TESTS)
+
+# every fault of tests/faults/, in half an hour on two cores, and docs/reliability.md from what was counted
+faults: install
+	rm -rf .faults
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 --faults .faults --bad-inputs --minutes $(MINUTES) \
+	  --every $(EVERY) tests/faults
+	$(BIN)/python tests/faults/page.py .faults $(EVERY)
 
 check: lint test
 

@@ -38,6 +38,9 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=0, help="kills more, at random moments, in tests/launch/test_killed.py")
     parser.addoption("--bad-inputs", action="store_true", help="every case of tests/faults/bad_inputs.py, in ten minutes")
+    parser.addoption("--faults", metavar="FOLDER", help="every fault of tests/faults/, and a folder for what was counted")
+    parser.addoption("--minutes", type=float, default=2, help="with --faults, of random faults")
+    parser.addoption("--every", type=int, default=1, help="with --faults, each N-th fault only, on a busy machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

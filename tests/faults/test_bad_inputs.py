@@ -16,6 +16,7 @@ from bad_inputs import FIFO, SCRATCH, BadInput, bad_inputs
 from forked import Commands
 
 from adapted_models import make_base
+from conftest import Count
 from example_folders import chat_folder, json_lines
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder
@@ -78,11 +79,11 @@ def write_files(case: BadInput, folder: Path, world: Path) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        cases = chosen(bad_inputs(), metafunc.config.getoption("--bad-inputs"))
+        cases = chosen(bad_inputs(), metafunc.config.getoption("--bad-inputs"))[::metafunc.config.getoption("--every")]
         metafunc.parametrize("case", cases, ids=[case.name.encode("ascii", "backslashreplace").decode() for case in cases])
 
 
-def test_a_bad_input_ends_in_one_sentence(case: BadInput, root: Path, commands: Commands) -> None:
+def test_a_bad_input_ends_in_one_sentence(case: BadInput, root: Path, commands: Commands, count: Count) -> None:
     folder = root / "case"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -94,6 +95,7 @@ def test_a_bad_input_ends_in_one_sentence(case: BadInput, root: Path, commands: 
     if ended.code in (1, 2):
         sentences = [line for line in ended.said.splitlines() if line.startswith(("powertrain: ", "Error: ", "Usage: "))]
         assert sentences, ended.said[-500:]
+    count("bad inputs", 1)
 
 
 def test_the_table_is_large_and_has_every_kind() -> None:

@@ -286,7 +286,8 @@ def test_the_list_tells_a_run_that_trains_from_one_that_was_killed_and_one_that_
         shutil.copytree(unbroken, tmp_path / name)
     for name in ("killed", "running"):
         without_its_end(tmp_path / name)
-    (tmp_path / "damaged" / "events.jsonl").write_text("{torn\n")
+    events = tmp_path / "damaged" / "events.jsonl"
+    events.write_text("{torn\n" + events.read_text())    # before events that were synced: no power failure does that
     with locked(RunFolder(tmp_path / "running")):
         found = {run.name if run.state == "damaged" else run.folder.name: run.state for run in list_runs(tmp_path)}
     assert found == {name: name for name in ("finished", "killed", "running", "damaged")}

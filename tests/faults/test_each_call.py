@@ -1,0 +1,156 @@
+"""The loop of SQLite's tests: the N-th call that changes a file fails, for N = 1, 2, 3, until the operation succeeds.
+
+Operations are the start, saves and final model of a run, its continuation, the stores of tokens and examples, and the
+measurements of the machine. A call is killed at, or refused once or for ever. Source: https://sqlite.org/testing.html
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import CALLS, Commands
+from layer import AT_CALLS, DAY_S, KILLED, STOPPED, read_log
+from runs import AGAIN, CODES, MEASURED, ROWS, RUN, TEXT, World, check_ended, check_recovered, check_tidy, contents
+
+from conftest import Count, Few
+from powertrain.records.event_log import read_all_events
+
+PARTS = 6                    # of the calls of an operation, so that several processes share them
+Prepared = Callable[[str], Path]
+
+
+def calls_of(world: World, words: Sequence[str], folder: Path, root: Path, **more: Any) -> int:
+    """Return how many calls an undisturbed operation makes."""
+    found = world.whole(words, folder, fault={"roots": [str(root)]}, **more).calls
+    assert found > 5
+    return found
+
+
+def shared(calls: int, part: int) -> Sequence[int]:
+    """Return one part of the calls, and one number behind the last: there the operation must succeed."""
+    return range(1 + part, calls + PARTS + 1, PARTS)
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("kind", AT_CALLS)
+def test_a_run_hit_at_any_call_ends_with_the_same_bytes(world: World, few: Few, count: Count, kind: str, part: int) -> None:
+    calls = calls_of(world, RUN, folder := world.folder("each"), folder / "run")
+    tried = few(shared(calls, part), 1 if kind != "SIGKILL" else 2)
+    for call in tried:
+        folder = world.folder("each")
+        ended = world.run(RUN, folder, fault=AT_CALLS[kind].at(call, folder / "run"))
+        print(kind, call, ended.code)
+        check_ended(ended, folder / "run", (*CODES, -9))
+        check_recovered(world, folder)
+    count(f"start, saves and final model: {kind}", len(tried))
+
+
+@pytest.fixture(scope="module")
+def stopped(world: World) -> Path:
+    """A run that was stopped after its third step."""
+    folder = world.folder("stopped")
+    for call in range(60, 200):              # the first call at which a signal finds the run in its third step
+        folder = world.folder("stopped")
+        ended = world.run(RUN, folder, fault=STOPPED.at(call, folder / "run"))
+        if ended.code == 75 and "step-000003" in os.listdir(folder / "run" / "checkpoints"):
+            return folder
+    raise AssertionError("no signal stopped the run after its third step")
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("kind", AT_CALLS)
+def test_a_continuation_hit_at_any_call_ends_with_the_same_bytes(world: World, few: Few, count: Count, stopped: Path, kind: str,
+                                                                 part: int) -> None:
+    again, earlier = ("train", "--resume", "run"), len(read_all_events(stopped / "run" / "events.jsonl"))
+    folder = world.folder("again", stopped)
+    calls = calls_of(world, again, folder, folder / "run")
+    tried = few(shared(calls, part), 1)
+    for call in tried:
+        folder = world.folder("again", stopped)
+        ended = world.run(again, folder, fault=AT_CALLS[kind].at(call, folder / "run"))
+        print(kind, call, ended.code)
+        check_ended(ended, folder / "run", (*CODES, -9), earlier)
+        check_recovered(world, folder)
+    count(f"continuation: {kind}", len(tried))
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_a_run_hit_twice_ends_with_the_same_bytes(world: World, few: Few, count: Count, stopped: Path, part: int) -> None:
+    tried = few(range(3 + part, 120, 10), 1)
+    for call in tried:
+        folder = world.folder("twice")
+        for one in (call, 130 - call, call // 2 + 1):
+            assert world.run(AGAIN, folder, fault=KILLED.at(one, folder / "run")).code == -9
+        check_recovered(world, folder)
+    count("killed three times", 3 * len(tried))
+
+
+# ------------------------------------------------------------------------------------------------ caches
+
+CACHES = {"token store": (TEXT, "tokens"), "example store": (ROWS, "examples"), "measurements": (MEASURED, "hardware")}
+
+
+def emptied(world: World, part: str) -> Path:
+    """Return a copy of the world's cache without one of its parts."""
+    cache = world.folder("hit-cache", world.cache)
+    shutil.rmtree(cache / part, ignore_errors=True)
+    return cache
+
+
+@pytest.mark.parametrize("kind", AT_CALLS)
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_hit_at_any_call_is_made_again(world: World, few: Few, count: Count, name: str, kind: str) -> None:
+    words, part = CACHES[name]
+    world.whole(words, world.folder("case"))             # the rest of the cache is there
+    cache = emptied(world, part)
+    calls = calls_of(world, words, world.folder("case"), cache / part, cache=str(cache))
+    expected = contents(cache / part) if part != "hardware" else None
+    tried = few(range(1, calls + 2), 2 if part != "hardware" else 1)
+    for call in tried:
+        cache = emptied(world, part)
+        ended = world.run(words, world.folder("case"), cache=str(cache), fault=AT_CALLS[kind].at(call, cache / part))
+        print(name, kind, call, ended.code)
+        assert ended.code in (0, 1, 2, -9), ended.said[-2000:]
+        assert "Traceback" not in ended.said, ended.said[-2000:]
+        for path in cache.rglob("*"):        # what was left behind is cleared a day later: until then somebody may write it
+            if re.match(r"\.", path.name):
+                os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 2 * DAY_S))
+        world.whole(words, world.folder("case"), cache=str(cache))
+        assert expected is None or contents(cache / part) == expected
+        check_tidy(cache)
+    count(f"{name}: {kind}", len(tried))
+
+
+# ------------------------------------------------------------------------------------------------ the layer itself
+
+CHANGING = "write,pwrite64,writev,fsync,fdatasync,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,ftruncate"
+
+
+def test_the_layer_sees_what_strace_sees(world: World, library: Path, tmp_path: Path) -> None:
+    """Nothing that changes the run's folder goes past the layer: strace, which sees the kernel's side, counts as many calls.
+
+    But for one: safetensors' writer of the final model renames its own temporary file without the C library.
+    """
+    assert shutil.which("strace"), "the fault suite needs strace as its second opinion"
+    told = tmp_path / "strace"
+    folder = world.folder("traced")
+    strace = ("strace", "-f", "-qq", "-y", "-s0", "-e", f"trace={CHANGING}", "-o", str(told))
+    with Commands(world.cache, library, strace) as one:
+        log = folder / CALLS
+        ended = one.run(RUN, folder, within_s=300, fault={"roots": [str(folder / "run")], "log": str(log)})
+        assert ended.code == 0, ended.said[-2000:]
+    logged = [done.kind for done in read_log(log)]
+    seen = [line for line in told.read_text().splitlines() if f"{folder}/run" in line or re.search(r'"run[/"]', line)]
+    done = [line for line in seen if " = -1 " not in line and not re.search(r"/\.tmp\w{6}\"", line)]
+    for kinds, names in (("w", "write"), ("s", "fsync"), ("r", "rename"), ("u", "unlink|rmdir"), ("t", "ftruncate")):
+        by_strace = sum(bool(re.search(rf"\b({names})(at|at2|64|v)?\(", line)) for line in done)
+        assert sum(kind in kinds for kind in logged) == by_strace, (names, by_strace)
