@@ -16,9 +16,9 @@ from adapted_models import make_base
 from example_folders import chat_folder, json_lines
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder
+from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.events import CheckpointFailed, End, ModelSaved, Saved, Step
-from powertrain.records.checkpoints import newest_checkpoint
 
 # dropout, accumulation in unequal passes, 3 saves of which the first is deleted, 4 steps an epoch
 RUN = ("train", "data=../world/text.txt", "model.family=gpt2", "model.layers=1", "model.width=32", "model.heads=2",

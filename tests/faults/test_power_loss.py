@@ -12,9 +12,9 @@ from power_loss import Disk
 from runs import ROWS, RUN, TEXT, World, check_recovered, contents
 
 from conftest import Count
+from powertrain.records.checkpoints import checkpoints_in, newest_checkpoint, what_is_wrong
 from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.events import Saved, Step
-from powertrain.records.checkpoints import checkpoints_in, newest_checkpoint, what_is_wrong
 
 STATES, FEW, PARTS = 510, 12, 6
 IN_RUNS = "runs/run"         # so that the run's own name may be lost too
