@@ -90,7 +90,7 @@ def test_the_checks_are_made_for_a_machine_that_is_not_here(cli: Cli, tiny: list
     assert {"measured", "software"}.isdisjoint(found[0])
     rules = {one["rule"]: one for one in found if one["event"] == "finding"}
     assert not {"accelerator", "busy", "battery", "threads", "disk", "output_folder", "software"} & set(rules)
-    assert rules["run_length"]["evidence"][0]["what"].endswith("s, by the plan's estimate from published peaks")
+    assert rules["run_length"]["evidence"][0]["what"].endswith("s by the plan's estimate from published peaks")
     code, out, err = cli("diagnose", *tiny, "--machine", "h100", "--probe")
     assert (code, out) == (2, "")
     assert "leave --probe" in err

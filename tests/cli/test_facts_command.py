@@ -56,7 +56,7 @@ def test_facts_of_a_machine_that_is_not_here_count_its_devices_and_leave_out_wha
 
 
 @pytest.mark.parametrize(("machine", "says"), [
-    ("t4", "fp16 65 TFLOP/s, fp32 8.1 TFLOP/s; bandwidth: not published"),
+    ("t4", "fp16 65 TFLOP/s, fp32 8.1 TFLOP/s, 300 GB/s"),
     ("m4-max", "546 GB/s; rates of products: not published"),
     ("h100", "bf16 990 TFLOP/s, fp16 990 TFLOP/s, fp32 67 TFLOP/s, tf32 494 TFLOP/s, 3,350 GB/s")])
 def test_a_diagnosis_says_which_rates_are_published(machine: str, says: str, tiny: list[str], cache: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_run_with_a_link_is_neither_continued_nor_pruned(tmp_path: Path, name:
     run.mkdir()
     (run / name).symlink_to(tmp_path)
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
-    for use in (lambda: check_whole(RunFolder(run)), lambda: prune(run, 1)):
+    for use in (lambda: check_whole(RunFolder(run)), lambda: prune(str(run), 1)):
         with pytest.raises(WrongUse, match=f"has links for {name}"):
             use()
     assert (tmp_path / "checkpoints" / "step-000001").is_dir()

@@ -6,6 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from powertrain.mirror import waiting
 from powertrain.records.checkpoints import ABOUT, FILES, MANIFEST, entry_of
 
@@ -14,8 +17,8 @@ def made_checkpoint(run: Path, step: int, *, weights_bytes: int = 3000) -> Path:
     """A checkpoint that verifies, of random bytes."""
     folder = run / "checkpoints" / f"step-{step:06d}"
     folder.mkdir(parents=True)
-    (folder / FILES[0]).write_bytes(os.urandom(weights_bytes))
-    (folder / FILES[1]).write_bytes(os.urandom(weights_bytes // 2))
+    for name, size in ((FILES[0], weights_bytes), (FILES[1], weights_bytes // 2)):
+        save_file({"weight": np.frombuffer(os.urandom(size), np.uint8)}, folder / name)
     (folder / FILES[2]).write_text(json.dumps({"step": step, "padding": "x" * 2000}))
     (folder / ABOUT).write_text(json.dumps({"step": step, "loss": 1 / step}))
     names = (*FILES, ABOUT)

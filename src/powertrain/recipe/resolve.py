@@ -128,6 +128,7 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     # the embedded recipe trains from scratch: words that name a pretrained model are a recipe of their own
     text, origin = ("", origins.COMMAND_LINE) if name is None and spellings.fine_tunes(words) else find_recipe(name or DEFAULT)
     written = dict(flat(read_yaml(text, str(origin))))
+    _refuse_secrets({**written, **words})
     tunes = spellings.fine_tunes(words) or spellings.fine_tunes(written)
     from_file, file_notes = _translated(written, tunes, str(origin))
     spoken, word_notes = _translated(words, tunes, "command line")
@@ -138,7 +139,6 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     if "techniques" in spoken and spoken["techniques"] is None:
         values["techniques"] = {}
     _drop_rivals(values, spoken)
-    _refuse_secrets(values)
     _check_keys(values, {**dict.fromkeys(from_file, str(origin)), **dict.fromkeys(spoken, "command line")})
     of_method = _method_defaults(values)
     values = {**of_method, **values}
