@@ -41,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults", metavar="FOLDER", help="every fault of tests/faults/, and a folder for what was counted")
     parser.addoption("--minutes", type=float, default=2, help="with --faults, of random faults")
     parser.addoption("--every", type=int, default=1, help="with --faults, each N-th fault only, on a busy machine")
+    parser.addoption("--combinations", action="store_true",
+                     help="every technique of a GPU with every family and method, in tests/gpu/test_fake_cuda.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -91,7 +91,9 @@ class TestChat:
         self.chat(monkeypatch, "1 + 2?\n\n  /history\n/system Be short.\n3 + 1?\n/reset\n/history\n/nonsense\n/exit\n9 + 9?\n",
                   as_json=True, show_prompt=True)
         out, err = capsys.readouterr()
-        first, history, second, empty = (json.loads(line) for line in out.splitlines())
+        told = [json.loads(line) for line in out.splitlines()]
+        first, history, second, empty = (one for one in told if one["event"] != "piece")
+        assert "".join(one["text"] for one in told[:told.index(first)]).strip() == first["text"]
         assert (first["event"], first["message"], first["dropped"]) == ("answer", "1 + 2?", 0)
         assert first["prompt"] == "### User:\n1 + 2?\n\n### Assistant:\n"
         assert history["messages"] == [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": first["text"]}]
@@ -119,7 +121,7 @@ class TestChat:
     def test_what_one_message_cannot_have_does_not_end_it(self, here: Path, monkeypatch: Patch,
                                                           capsys: Captured) -> None:
         self.chat(monkeypatch, f"{'1 + 2? ' * 200}\n1 + 2?\n", as_json=True)
-        failed, answered = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+        failed, *_, answered = (json.loads(line) for line in capsys.readouterr().out.splitlines())
         assert "the model reads 128" in failed["message"]
         assert answered["event"] == "answer"
 
@@ -133,7 +135,14 @@ class TestChat:
         code, out, err = cli("chat", "runs/tuned", "--message", "1 + 2?", "--temperature", "0", "--tokens", "5", "--json",
                              folder=runs)
         assert code == 0, err
-        assert json.loads(out)["message"] == "1 + 2?"
+        assert json.loads(out.splitlines()[-1])["message"] == "1 + 2?"
+
+    def test_a_program_sends_messages_of_many_lines(self, here: Path, monkeypatch: Patch, capsys: Captured) -> None:
+        lines = [json.dumps({"message": "/reset\n1 + 2?"}), '{"message": 3}', "{no JSON", json.dumps({"message": " "})]
+        self.chat(monkeypatch, "\n".join(lines), as_json=True, tokens=2)
+        told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        said = [one["message"] for one in told if one["event"] == "answer"]
+        assert said == ["/reset\n1 + 2?", '{"message": 3}', "{no JSON"]
 
 
 class TestEvaluate:

@@ -293,9 +293,9 @@ def test_progress_is_said_now_and_then(opened, rows, monkeypatch):
     monkeypatch.setattr(writer, "SAY_EVERY_S", 0.0)
     monkeypatch.setattr(writer, "BATCH_ROWS", 10)
     heard = []
-    opened(rows, say=heard.append)
-    assert heard[0] == f"tokenising {rows}"
-    assert any("rows tokenised" in line and "rows/s" in line for line in heard)
+    opened(rows, tell=heard.append)
+    assert heard[0].sentence == f"tokenising {rows}"
+    assert any("rows tokenised" in phase.sentence and "rows/s" in phase.sentence and phase.rows for phase in heard)
 
 
 def test_batches_do_not_change_what_is_stored(opened, rows, monkeypatch, tmp_path):

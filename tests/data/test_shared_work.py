@@ -130,10 +130,10 @@ def test_what_is_stored_is_the_same_to_the_byte(tmp_path, chat, crowd, monkeypat
 def test_so_it_is_for_every_kind_of_rows(tmp_path, crowd, monkeypatch, rows, folder, changed):
     path, tokenizer = json_lines(tmp_path / "rows.jsonl", rows), folder(tmp_path / "tokenizer")
     heard = []
-    together = opened(path, tokenizer, tmp_path / "together", say=heard.append, **changed)
+    together = opened(path, tokenizer, tmp_path / "together", tell=heard.append, **changed)
     monkeypatch.setattr(making, "usable_cpus", lambda: 1)
     assert contents(together) == contents(opened(path, tokenizer, tmp_path / "alone", **changed))
-    assert heard == [f"tokenising {path}"]                   # none of the processes failed
+    assert [phase.sentence for phase in heard] == [f"tokenising {path}"]                   # none of the processes failed
 
 
 @pytest.mark.parametrize(("code", "reason"), [
@@ -143,10 +143,11 @@ def test_so_it_is_for_every_kind_of_rows(tmp_path, crowd, monkeypatch, rows, fol
 def test_the_rows_of_a_process_that_fails_are_done_by_the_others(tmp_path, chat, crowd, monkeypatch, code, reason):
     monkeypatch.setattr(making, "CODE", code)
     path, heard = chats_with_faults(tmp_path), []
-    together = opened(path, chat, tmp_path / "together", say=heard.append)
+    together = opened(path, chat, tmp_path / "together", tell=heard.append)
     monkeypatch.setattr(making, "usable_cpus", lambda: 1)
     assert contents(together) == contents(opened(path, chat, tmp_path / "alone"))
-    assert heard[1:] == [f"one of the processes that tokenise has failed ({reason}); the others do its rows"] * 2
+    sentence = f"one of the processes that tokenise has failed ({reason}); the others do its rows"
+    assert [phase.sentence for phase in heard[1:]] == [sentence] * 2
     assert not others()
 
 

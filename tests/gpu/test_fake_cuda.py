@@ -79,6 +79,9 @@ for number, (name, bundle) in enumerate(BUNDLES.items()):
         family = list(FAMILIES)[(number + 3 * shift) % len(FAMILIES)]
         CASES[f"{name}, {method}, {family}"] = {"family": family, "method": method, "techniques": bundle.pins,
                                                 "capability": bundle.capability}
+EVERY = {f"{name}, {method}, {family}": {"family": family, "method": method, "techniques": bundle.pins,
+                                         "capability": bundle.capability}
+         for name, bundle in BUNDLES.items() for method in bundle.methods for family in FAMILIES}      # with --combinations
 COVERED = {(case["family"], case["method"]) for case in CASES.values()}
 for family, method in ((family, method) for family in FAMILIES for method in METHODS):
     if (family, method) not in COVERED:
@@ -104,25 +107,30 @@ def library(folder: Path) -> Path:
     return path
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", EVERY if metafunc.config.getoption("--combinations") else CASES)
+
+
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """What became of each case and each planted fault, in a process of its own, which believes that it has a GPU."""
     assert request.config.cache is not None
     path = library(request.config.cache.mkdir("fake_cuda"))
+    more = EVERY if request.config.getoption("--combinations") else {}
     faults = {fault: {"family": "llama", "method": "full", "fault": fault} for fault in FAULTS}
     paths = [str(Path(__file__).parents[1] / "techniques"), str(Path(__file__).parent), *sys.path]
-    done = subprocess.run([sys.executable, "-c", BEGIN, str(path)], input=json.dumps(CASES | faults), text=True,
+    done = subprocess.run([sys.executable, "-c", BEGIN, str(path)], input=json.dumps(CASES | more | faults), text=True,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     found: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
 def test_a_run_leaves_nothing_on_the_cpu_and_waits_only_where_it_may(outcomes: Mapping[str, Any], case: str) -> None:
     found = outcomes[case]
     assert "error" not in found, found["trace"]
-    assert set(CASES[case].get("techniques", {})) - {"packing"} <= set(found["techniques"])
+    assert set((EVERY | CASES)[case].get("techniques", {})) - {"packing"} <= set(found["techniques"])
     assert bool(found["waited"]) is bool(WAITING & set(found["techniques"]))
 
 

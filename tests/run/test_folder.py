@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +16,7 @@ import pytest
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
-from powertrain.run.folder import RunFolder, continued, create, list_runs, stored_recipe, write_beginning
+from powertrain.run.folder import RunFolder, continued, create, list_runs, locked, stored_recipe, write_beginning
 
 
 def test_runs_of_the_same_minute_are_listed_in_the_order_in_which_they_began(tmp_path: Path) -> None:
@@ -109,3 +112,20 @@ def test_a_run_may_be_shared_in_another_way_when_it_continues_and_is_no_other_ru
     assert other.techniques == {"sharding": "off", "packing": "off", "pipeline_parallel": "on"}
     with pytest.raises(WrongUse, match=r"techniques\.packing=on \(the run has off\)"):
         continued(folder, ["techniques.packing=on"])
+
+
+def test_no_start_is_refused_because_others_look_at_the_lock(tmp_path: Path) -> None:
+    """Two who look without a pause hold the lock, shared, nearly all of the time."""
+    (tmp_path / ".lock").touch()
+    look = ("import sys; from pathlib import Path; from powertrain.run.folder import RunFolder, is_being_written\n"
+            "folder = RunFolder(Path(sys.argv[1])); print('ready', flush=True)\nwhile True: is_being_written(folder)")
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            looking = stack.enter_context(subprocess.Popen([sys.executable, "-c", look, str(tmp_path)], text=True,
+                                                           stdout=subprocess.PIPE))
+            stack.callback(looking.kill)
+            assert looking.stdout is not None
+            assert looking.stdout.readline() == "ready\n"
+        for _ in range(200):
+            with locked(RunFolder(tmp_path)):
+                pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,3 +20,13 @@ def test_what_was_seen_of_a_step_stands_behind_it_and_the_parts_are_the_wall_tim
     places = {(event.kind, event.step): place for place, event in enumerate(events)}
     assert places["step", 1] < places["step", 2] < places["memory", 2] < places["step", 3]
     assert read(events).overrun_s < 0.002    # times of day are written in milliseconds, and parts of steps in millionths
+
+
+def test_a_program_hears_of_what_comes_before_the_first_step(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    code, out, err = cli("train", *TINY, "max_steps=2", "techniques.torch_compile=true", "--output", "run", "--json")
+    assert code == 0, err
+    heard = [json.loads(line) for line in out.splitlines()]
+    about = [event["about"] if event["event"] == "phase" else event["event"] for event in heard]
+    assert about[:about.index("step") + 1] == ["machine", "reading", "folder", "compiling", "building", "start", "step"]
+    assert "torch_compile" in heard[about.index("compiling")]["techniques"]
+    assert "looking at the machine" not in err

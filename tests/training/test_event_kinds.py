@@ -19,6 +19,7 @@ from powertrain.records.events import (
     CheckpointFailed,
     CheckpointNotDeleted,
     CheckpointRejected,
+    Compiling,
     End,
     Evaluated,
     Event,
@@ -26,6 +27,7 @@ from powertrain.records.events import (
     LittleDisk,
     Note,
     OutOfMemory,
+    Phase,
     Resume,
     Rewound,
     RunWarning,
@@ -35,6 +37,7 @@ from powertrain.records.events import (
     Start,
     Step,
     TimingSteps,
+    Tokenising,
     Unknown,
     UpdateSkipped,
 )
@@ -175,8 +178,12 @@ def test_a_line_of_version_1_is_an_event_of_today(line: dict[str, Any], event: E
      "events.jsonl cannot be written (No space left on device). Training goes on; the events are kept in memory until the file "
      "can be written"),
     (TimingSteps(seconds=90), "timing a few steps, to choose how many fit into 90 s"),
+    (Tokenising(source="a.jsonl"), "tokenising a.jsonl"),
+    (Tokenising(source="a.jsonl", rows=4096, rows_per_s=1024.4), "a.jsonl: 4,096 rows tokenised, 1,024 rows/s"),
+    (Compiling(techniques=("attention_kernel", "fused_blocks")),
+     "compiling code for attention_kernel, fused_blocks, or taking it from the cache"),
 ], ids=lambda value: type(value).__name__ if isinstance(value, Event) else "")
-def test_sentences_are_made_from_the_fields(event: RunWarning | Note, sentence: str) -> None:
+def test_sentences_are_made_from_the_fields(event: RunWarning | Note | Phase, sentence: str) -> None:
     assert event.sentence == sentence
 
 

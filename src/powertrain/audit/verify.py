@@ -27,6 +27,7 @@ from powertrain.recipe.conversions import optimizer_word
 from powertrain.recipe.vocabulary import values
 from powertrain.records import Facts, Hardware, Plan, RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Comparison, Parity
+from powertrain.records.phases import in_words
 from powertrain.run.prepare import material_of, prepare
 
 Pin = Any                                    # "on", "off", or settings
@@ -152,8 +153,8 @@ def facts_beside(subject: Subject, cache: Path, say: Callable[[str], None], othe
             recipe.write_text(recipe_yaml(conversion), encoding="utf-8")
             resolved = resolve(str(recipe))
             if other is None:
-                return prepare(resolved, cache, say).facts
-            material = material_of(resolved, software := read_software(), cache, say)
+                return prepare(resolved, cache, in_words(say), warn=say).facts
+            material = material_of(resolved, software := read_software(), cache, in_words(say))
             return Facts(other, software, material.model, material.data)
     except UserError as error:
         return str(error)
@@ -188,7 +189,7 @@ def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, s
     refuse_what_is_missing(conversion)
     file = folder / f"{conversion.subject.path.stem}.powertrain.yaml"
     file.write_text(recipe_yaml(conversion), encoding="utf-8")
-    prepared = prepare(resolve(str(file)), cache, say)
+    prepared = prepare(resolve(str(file)), cache, in_words(say), warn=say)
     rendering = render(conversion.subject, prepared.facts, prepared.recipe, prepared.total_steps)
     apart = (*differences(conversion.subject), *(f"{one}; the arm goes without" for one in rendering.left_out))
     if key_of(rendering.plan) == key_of(prepared.plan):

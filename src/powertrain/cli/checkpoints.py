@@ -133,14 +133,13 @@ def upload(run: Run, to: Annotated[str | None, typer.Option(help=f"Address of an
 
     Each object is verified there. The exit code is 3 while something is not.
     """
-    from powertrain.records.event_log import to_line
     from powertrain.report.result import said
     from powertrain.run.checkpoints import upload as upload_run
     from powertrain.run.folder import existing, locked
 
     def listener(event: Event) -> None:
         if as_json:
-            screen.print_json(to_line(event))
+            screen.print_event(event)
         elif isinstance(event, Uploaded):
             screen.print_rows([("Uploaded", f"{event.name}, {memory(event.bytes)}"),
                                *(("Deleted", f"{name}, in the mirror") for name in event.deleted)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.options import Budget, Json, StudyName, budget_s, cache_folder, say
+from powertrain.cli.options import Budget, Json, StudyName, budget_s, cache_folder, say, tell
 from powertrain.cli.training import train_missing_base
 from powertrain.records import Hardware, Software, WrongUse
 from powertrain.records.evidence import NOT_HERE
@@ -113,7 +113,7 @@ def _train_bases(known: Catalogue, claims: Sequence[Claim]) -> None:
 
     for experiment in {claim.experiment: known.experiment_of(claim) for claim in claims}.values():
         for words in _recipes(experiment):
-            train_missing_base(resolve_words(words).recipe, say)
+            train_missing_base(resolve_words(words).recipe, tell)
 
 
 def _recipes(experiment: Experiment) -> list[list[str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.options import Json, Words, cache_folder, say
+from powertrain.cli.options import Json, Words, cache_folder, tell
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Piece
 from powertrain.report.result import printable
@@ -75,7 +75,7 @@ def prepare(words: Words = None,
     if recipe.method == "scratch":
         _prepare_text(recipe, as_json=as_json)
         return
-    store = open_recipe_examples(recipe, cache_folder(), say)
+    store = open_recipe_examples(recipe, cache_folder(), tell)
     figures = {"examples": len(store.in_validation), "training_examples": len(store.training),
                "validation_examples": int(store.in_validation.sum()), "tokens": int(store.lengths.sum()),
                "trained_tokens": int(store.trained.sum())}
@@ -106,7 +106,7 @@ def _prepare_shard(recipe: Recipe, text: str, *, as_json: bool) -> None:
     from powertrain.run.material import prepare_shard
 
     shard = Shard.read(text)
-    folder = prepare_shard(recipe, shard, cache_folder(), say)
+    folder = prepare_shard(recipe, shard, cache_folder(), tell)
     output.tell({"event": "prepared_shard", "shard": shard.number, "of": shard.of, "folders": [str(folder)]},
                 [("Shard", str(shard)), ("Files", str(folder)),
                  ("Next", f"bring all {shard.of} shards to one machine, then: powertrain data join {folder.parent}")],
@@ -134,9 +134,9 @@ def _looked_at(words: Sequence[str]) -> tuple[Recipe, ExampleStore, str | None]:
     recipe = resolve_words(words).recipe
     data = recipe.data
     if data.long_examples is not None:
-        return recipe, open_recipe_examples(recipe, cache_folder(), say), None
+        return recipe, open_recipe_examples(recipe, cache_folder(), tell), None
     looking = recipe.model_copy(update={"data": data.model_copy(update={"long_examples": "cut"})})
-    store = open_recipe_examples(looking, cache_folder(), say)
+    store = open_recipe_examples(looking, cache_folder(), tell)
     return recipe, store, undecided(store.parts, store.sources, store.max_length)
 
 

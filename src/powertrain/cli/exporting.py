@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.options import Base, Json, Model, Provider, cache_folder, say
+from powertrain.cli.options import Base, Json, Model, Provider, cache_folder, say, tell
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.words import memory
 
@@ -122,6 +122,6 @@ def _real_examples(opened: OpenedModel) -> Sequence[Example]:
     """Return held-out examples of the run; without a run or its data, a built-in text."""
     from powertrain.use.scoring import real_examples
 
-    examples, said = real_examples(opened, cache_folder(), say)
+    examples, said = real_examples(opened, cache_folder(), tell)
     say(f"comparing on {said}")
     return examples

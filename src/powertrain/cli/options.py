@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from powertrain.records import WrongUse
+from powertrain.records.phases import Phase
 from powertrain.records.redaction import redacted
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -52,6 +53,11 @@ def cache_folder() -> Path:
 def say(text: str) -> None:
     """Print a line of progress on stderr."""
     print(f"... {redacted(text)}", file=sys.stderr, flush=True)
+
+
+def tell(phase: Phase) -> None:
+    """Print what a run does before its first step, on stderr."""
+    say(phase.sentence)
 
 
 def budget_s(text: str) -> float:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from powertrain.records import NotApplied, UserError
+from powertrain.records.event import Event
+from powertrain.records.event_log import to_line
 from powertrain.records.findings import SEVERITIES, Finding, Severity
 from powertrain.records.redaction import redacted
 
@@ -37,6 +39,10 @@ def worst(findings: Iterable[Finding]) -> Severity:
 
 def print_json(value: Mapping[str, Any]) -> None:
     print(redacted(json.dumps(value, ensure_ascii=False)), flush=True)
+
+
+def print_event(event: Event) -> None:
+    print_json(to_line(event))
 
 
 def tell(value: Mapping[str, Any], rows: Iterable[Sequence[str]], *, as_json: bool) -> None:

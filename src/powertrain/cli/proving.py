@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.options import Budget, Json, Machine, StudyName, Words, budget_s, cache_folder, say
+from powertrain.cli.options import Budget, Json, Machine, StudyName, Words, budget_s, cache_folder, say, tell
 from powertrain.cli.training import prepare_words, train_missing_base
 from powertrain.records import WrongUse, to_plain
 from powertrain.report import rows
@@ -214,7 +214,7 @@ def _of_recipe(words: Sequence[str], budget_s: float, price_per_hour: float | No
     from powertrain.recipe import resolve_words
 
     resolved = resolve_words(words)
-    train_missing_base(resolved.recipe, say)
+    train_missing_base(resolved.recipe, tell)
     prepared, refused = room.prepare_for_diagnosis(resolved, cache_folder(), say, machine)
     if probe:
         return room.diagnose(words, prepared, refused, cache=cache_folder(), budget_s=budget_s, say=say,

@@ -17,13 +17,14 @@ import typer
 
 from powertrain.cli import output as screen
 from powertrain.cli.continuing import begun, existing_run, from_mirror
-from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say
+from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say, tell
 from powertrain.cli.watching import Watcher, print_result
 from powertrain.launch.alerts import checked
 from powertrain.records import Hardware, RunFailed, WrongUse, to_plain
 from powertrain.records.addresses import is_address
 from powertrain.records.event_log import read_events
 from powertrain.records.json_files import read_json, write_json
+from powertrain.records.phases import Phase, Tell, nobody
 from powertrain.report import plan as plan_report
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def train(words: Words = None,
     words, processes = words or [], _with_gpus(processes, gpus)
     alert = os.environ.pop("POWERTRAIN_ALERT", None) if alert is None else alert         # what this one starts tells nobody
     told = None if alert is None else checked(alert)
-    tell: Say = (lambda text: None) if quiet else say
+    hears: Tell = _print_phase if as_json else nobody if quiet else tell
     if goes_on and resume is None and (there := begun(words, output)) is not None:
         words, output, resume = [], None, str(there)
     if resume is not None and is_address(resume):
@@ -66,7 +67,7 @@ def train(words: Words = None,
     if folder is not None:
         read_events(folder.events)           # a damaged line is refused before the training
     if dry_run:
-        _print_plan(_prepared_run(words, folder, output, tell, processes, dry_run=True, warn=say), as_json=as_json)
+        _print_plan(_prepared_run(words, folder, output, nobody if quiet else tell, processes, dry_run=True), as_json=as_json)
         return 0
     place = _place(processes)
     if place is None and processes > 1:
@@ -76,8 +77,10 @@ def train(words: Words = None,
     from powertrain.run.folder import is_complete
     from powertrain.run.session import exit_code, run  # torch is loaded from here on
 
-    tell, warn = (tell, say) if place is None or place.rank == 0 else (lambda text: None, lambda text: None)
-    prepare = partial(_prepared_run, words, folder, output, tell, place.world if place else 1,
+    warn: Say = say
+    if place is not None and place.rank > 0:
+        hears, warn = nobody, lambda text: None
+    prepare = partial(_prepared_run, words, folder, output, hears, place.world if place else 1,
                       here=place.local_world if place else None, warn=warn)
     with joined_group(place, prepare) as (ranks, prepared):
         if folder is not None and is_complete(folder, read_events(folder.events)):
@@ -92,6 +95,11 @@ def train(words: Words = None,
         if ranks.is_writer:
             print_result(part.folder.path, part.prepared, as_json=as_json)
         return code
+
+
+def _print_phase(phase: Phase) -> None:
+    with contextlib.suppress(OSError):       # who reads on no more ends no run
+        screen.print_event(phase)
 
 
 def _with_gpus(processes: int, gpus: int | None) -> int:
@@ -157,7 +165,7 @@ def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Pat
     check_batch(recipe, processes)
     options = [option for option, asked in (("--json", as_json), ("--quiet", quiet)) if asked]
     if folder is None:
-        train_missing_base(recipe, say)
+        train_missing_base(recipe, tell)
         folder = create(recipe)
     watcher = Watcher(as_json=as_json, quiet=quiet, alert=alert)
     watcher.begin_alerts(str(folder.path))
@@ -185,7 +193,7 @@ def plan(words: Words = None, processes: Processes = 1, gpus: Gpus = None, machi
         return
     if prices:
         raise WrongUse("--price-per-hour is for the table of --machine all")
-    prepared = _prepared_run(words or [], None, None, say, processes, dry_run=True, machine=machine)
+    prepared = _prepared_run(words or [], None, None, tell, processes, dry_run=True, machine=machine)
     _print_plan(prepared, as_json=as_json)
     if machine is not None and prepared.facts.hardware.processes > 1:
         _print_rehearsal(prepared, as_json=as_json)
@@ -216,7 +224,7 @@ def _print_machines(words: Sequence[str], machines: Mapping[str, Hardware], pric
 
     first = next(iter(machines.values()))
     of_first = f"{first.nodes}x{first.devices}x{next(iter(machines))}"
-    prepared = _prepared_run(words, None, None, say, 1, dry_run=True, machine=of_first)
+    prepared = _prepared_run(words, None, None, tell, 1, dry_run=True, machine=of_first)
     found = [replace(one, price_per_hour=prices.get(one.kind, prices.get(""))) for one in on_machines(prepared, machines)]
     if as_json:
         for one in found:
@@ -253,7 +261,7 @@ def facts(words: Words = None, as_json: Json = False,
     if measure:
         say("measuring the machine")
         hardware.forget_peaks(cache_folder())
-    prepared = prepare(resolve_words(words or []), cache_folder(), say, machine=machine)
+    prepared = prepare(resolve_words(words or []), cache_folder(), tell, machine=machine, warn=say)
     hidden = shareable if share else to_plain
     if output is not None:
         write_json(output, hidden(to_plain(prepared.facts)))
@@ -278,8 +286,8 @@ def _resolved(words: Sequence[str], output: Path | None) -> Resolved:
     return resolved
 
 
-def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path | None, say: Say, processes: int, *,
-                  here: int | None = None, dry_run: bool = False, machine: str | None = None, warn: Say | None = None
+def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path | None, told: Tell, processes: int, *,
+                  here: int | None = None, dry_run: bool = False, machine: str | None = None, warn: Say = say
                   ) -> Prepared:
     """Prepare a new run, after the base that it names and nobody has trained; or the run in `folder`, to continue it."""
     from powertrain import planner
@@ -293,29 +301,29 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
         as_begun = resolved.recipe.techniques == continued(folder, []).recipe.techniques
         if processes == 1 and as_begun:      # it may have been started by several
             resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
-        prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here, warn=warn)
+        prepared = prepare(resolved, cache_folder(), told, processes=processes, here=here, warn=warn)
         check_same_data(folder, prepared.facts.data.digest)
         stored = planner.from_json(read_json(folder.plan))
         if not as_begun or planner.processes_of(stored) != processes:
             return prepared
-        return with_stored_plan(prepared, stored, read_json(folder.facts)["hardware"], warn or say)
+        return with_stored_plan(prepared, stored, read_json(folder.facts)["hardware"], warn)
     if dry_run:
         resolved = resolve_words(words)
         refuse_downloads(resolved.recipe, cache_folder())
     else:
         resolved = _resolved(words, output)
-        train_missing_base(resolved.recipe, say)
-    return prepare(resolved, cache_folder(), say, processes=processes, here=here, machine=machine, warn=warn)
+        train_missing_base(resolved.recipe, told)
+    return prepare(resolved, cache_folder(), told, processes=processes, here=here, machine=machine, warn=warn)
 
 
-def train_missing_base(recipe: Recipe, say: Say) -> None:
+def train_missing_base(recipe: Recipe, told: Tell) -> None:
     """Train the base that `model.path=recipe:NAME` names, if nobody has: in another process, as settings hold for a process."""
     from powertrain.launch.group import without_place
     from powertrain.run.folder import missing_base
 
     if (base := missing_base(recipe)) is None:
         return
-    say(f"no finished run of the recipe {base} is in runs/: training it first, in about {BASE_TIME_S} s")
+    told(Phase(message=f"no finished run of the recipe {base} is in runs/: training it first, in about {BASE_TIME_S} s"))
     done = subprocess.run([sys.executable, "-m", "powertrain", "train", base, f"train_time_s={BASE_TIME_S}", "--quiet"],
                           stdout=sys.stderr, check=False, env=without_place(os.environ))
     if done.returncode != 0:
@@ -328,8 +336,8 @@ def prepare_words(words: Sequence[str]) -> Prepared:
     from powertrain.run.prepare import prepare
 
     resolved = resolve_words(words)
-    train_missing_base(resolved.recipe, say)
-    return prepare(resolved, cache_folder(), say)
+    train_missing_base(resolved.recipe, tell)
+    return prepare(resolved, cache_folder(), tell, warn=say)
 
 
 def _print_plan(prepared: Prepared, *, as_json: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP, cache_folder, say
+from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP, cache_folder, say, tell
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.result import printable, quality
 from powertrain.report.words import perplexity
@@ -88,7 +90,10 @@ def chat(model: Model,
          temperature: Temperature = 0.7, top_k: TopK = None, top_p: TopP = None, seed: Seed = 0,
          show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the exact prompt of each answer.")] = False,
          base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
-    """Chat with a trained model in the terminal. Type /help for more."""
+    """Chat with a trained model in the terminal. Type /help for more.
+
+    With --json, each piece of an answer is a line, and a line of input may be {"message": "TEXT"}, where TEXT has line ends.
+    """
     from powertrain.use.conversation import Conversation
     from powertrain.use.generation import Sampling
     from powertrain.use.opening import open_model
@@ -126,18 +131,26 @@ class Chat:
     def listen(self, lines: TextIO) -> None:
         """Answer until the lines end, or /exit."""
         while line := self._read(lines):
-            words = line.strip()
+            words, message = line.strip(), self._message_in(line)
             if words in ("/exit", "/quit"):
                 return
             if words.startswith("/"):
                 self.obey(words)
-            elif words:
+            elif message.strip():
                 try:
-                    self.answer(words)
+                    self.answer(message)
                 except WrongUse as error:    # a refusal does not end the conversation
                     if self.as_json:
                         output.print_json({"event": "error", "message": str(error)})
                     say(str(error))
+
+    def _message_in(self, line: str) -> str:
+        """Return the message of a line: the line itself, or with --json the text of the object that it may be."""
+        with contextlib.suppress(ValueError, RecursionError):
+            told = json.loads(line) if self.as_json and line.lstrip().startswith("{") else None
+            if isinstance(told, dict) and isinstance(told.get("message"), str):
+                return str(told["message"])
+        return line.strip()
 
     def _read(self, lines: TextIO) -> str:
         if lines.isatty():
@@ -151,17 +164,22 @@ class Chat:
     def answer(self, words: str) -> None:
         prompt, pieces = self.conversation.ask(words)
         self._tell(prompt)
-        if self.as_json:
-            text = "".join(pieces)
-            told = {"prompt": prompt.text} if self.show_prompt else {}
-            output.print_json({"event": "answer", "message": words, "text": text.strip(), "dropped": prompt.dropped, **told})
-            return
+        written: list[str] = []
         try:
-            write_pieces(pieces)
+            if self.as_json:
+                for piece in pieces:
+                    written.append(piece)
+                    output.print_json({"event": "piece", "text": piece})
+            else:
+                write_pieces(pieces)
         except KeyboardInterrupt:            # what was written so far is what was said
             print(file=sys.stderr)
         finally:
             pieces.close()  # type: ignore[attr-defined]
+        if self.as_json:
+            told = {"prompt": prompt.text} if self.show_prompt else {}
+            output.print_json({"event": "answer", "message": words, "text": "".join(written).strip(),
+                               "dropped": prompt.dropped, **told})
 
     def _tell(self, prompt: Prompt) -> None:
         if self.show_prompt and not self.as_json:
@@ -226,7 +244,7 @@ def evaluate(model: Model,
 def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
     from powertrain.use.scoring import score, score_source
 
-    found, gzip_bits = score(opened, cache_folder(), say) if data is None else score_source(opened, data, cache_folder(), say)
+    found, gzip_bits = score(opened, cache_folder(), tell) if data is None else score_source(opened, data, cache_folder(), tell)
     output.tell({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
                  **{name: getattr(found, name) for name in ("loss", "tokens", "bits_per_byte", "seconds")}},
                 [("Held-out" if data is None else "Data", quality(found, gzip_bits))], as_json=as_json)
@@ -257,7 +275,7 @@ def _questions(opened: OpenedModel, data: str | None, limit: int) -> Questions:
     if recipe.method == "scratch":
         raise WrongUse(f"the run {run} was trained on text without questions; give rows with answers by --data FILE, "
                        "or leave out --metric to measure the loss")
-    return held_out_questions(opened, held_out_examples(opened, recipe, cache_folder(), say), most=limit)
+    return held_out_questions(opened, held_out_examples(opened, recipe, cache_folder(), tell), most=limit)
 
 
 def _answer_rows(questions: Questions, found: Answers) -> list[tuple[str, str]]:

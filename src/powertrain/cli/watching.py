@@ -74,7 +74,7 @@ class Watcher:
         if isinstance(event, Folder):
             self.begin_alerts(event.path)
         if self.as_json:
-            screen.print_json(to_line(event))
+            screen.print_event(event)
             return
         if self.quiet and not isinstance(event, RunWarning):
             return

@@ -26,6 +26,7 @@ from powertrain.recipe import Resolved, in_steps
 from powertrain.records import Facts, NotApplied, Plan, RunFailed, UnknownFact, WrongUse
 from powertrain.records.events import Evaluated, Sample, Saved, Step
 from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
+from powertrain.records.phases import in_words
 from powertrain.records.plan import PinError, PinRefused, PinsClash
 from powertrain.records.sizes import digits
 from powertrain.records.timeline import Sharing, sharing
@@ -67,7 +68,7 @@ def prepare_for_diagnosis(resolved: Resolved, cache: Path, say: Say,
     refused: dict[str, PinError] = {}
     while True:
         try:
-            return prepare(resolved, cache, say, machine=machine), refused
+            return prepare(resolved, cache, in_words(say), machine=machine, warn=say), refused
         except (PinRefused, PinsClash) as error:
             if error.technique in refused:
                 raise

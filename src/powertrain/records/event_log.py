@@ -28,7 +28,7 @@ from powertrain.records.redaction import redacted
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-EVENTS_EVERY_S = 5.0         # a run brings its steps to the disk at least this often, when it reads their losses
+EVENTS_EVERY_S = 1.0         # a run brings its steps to the disk at least this often, when it reads their losses
 POLL_S = 0.5                 # between two looks of a follower at the file
 SYNCED = {"start", "resume", "checkpoint", "end"}        # events that are on the disk before anything else happens
 

@@ -20,6 +20,15 @@ from powertrain.records.mirror_events import Uploaded as Uploaded
 from powertrain.records.mirror_events import UploaderGone as UploaderGone
 from powertrain.records.mirror_events import UploadFailed as UploadFailed
 from powertrain.records.mirror_events import UploadSkipped as UploadSkipped
+from powertrain.records.phases import Building as Building
+from powertrain.records.phases import Compiling as Compiling
+from powertrain.records.phases import LookingAtMachine as LookingAtMachine
+from powertrain.records.phases import Phase as Phase
+from powertrain.records.phases import ReadingData as ReadingData
+from powertrain.records.phases import ReadingModel as ReadingModel
+from powertrain.records.phases import TimingSteps as TimingSteps
+from powertrain.records.phases import Tokenising as Tokenising
+from powertrain.records.phases import TokenisingAlone as TokenisingAlone
 from powertrain.records.sizes import memory
 
 VERSION = 2                  # of these classes; `start` and `resume` carry it. Version 1 told warnings as sentences
@@ -346,14 +355,6 @@ class TechniqueNote(Note):
 
     about = "technique"
     technique: str
-
-
-class TimingSteps(Note):
-    """A few steps are timed, to turn `train_time_s` into a number of steps."""
-
-    about = "timing_steps"
-    says = "timing a few steps, to choose how many fit into {seconds:g} s"
-    seconds: float
 
 
 class SavedAtOnce(Note):

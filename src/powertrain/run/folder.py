@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import errno
 import math
+import random
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_st
                   "save_total_limit", "on_disk_full", "mirror", "mirror_keep", "mirror_keep_every", "mirror_material",
                   "mirror_compress", "mirror_frees_disk", "eval_steps", "max_eval_samples", "sample", "memory_check",
                   "on_nan", "max_skipped_steps", "max_rewinds")
-LOOKED_AT_S = 0.2            # after which a lock that somebody looked at is free again
+PATIENCE_S = 1.0             # others hold a lock for an instant when they look who has it: so long it is asked for again
 BEGINNINGS = {".lock", "stacks", "checkpoints", "facts.json", "plan.json", "origins.json"}       # all before the recipe
 
 
@@ -142,9 +143,9 @@ def existing(path: Path) -> RunFolder:
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold the run's lock inside: nobody else writes this run. The lock ends with the process, however the process ends."""
     with open(folder.lock, "a", opener=not_through_a_link) as file:    # what stands in it stays, for a monitor
-        if (got := _got_lock(file, alone=True)) is False:
-            time.sleep(LOOKED_AT_S)          # a monitor holds the lock for an instant, when it looks
-            got = _got_lock(file, alone=True)
+        until_s = time.monotonic() + PATIENCE_S
+        while (got := _got_lock(file, alone=True)) is False and time.monotonic() < until_s:
+            time.sleep(random.uniform(0, 0.01))          # by chance, so as not to meet one who looks in steps
         if got is False:
             raise WrongUse(f"another process is training in {folder.path}; wait for it or stop it first")
         clear_abandoned(folder.path, ".*.tmp", after_s=-math.inf)        # whoever was writing them holds no lock any more

@@ -28,6 +28,7 @@ from powertrain.models.huggingface.providers import Choice, availability, choose
 from powertrain.recipe import DataRecipe, Recipe, Resolved, flat
 from powertrain.recipe.schema import OWN_TOKENIZERS
 from powertrain.records import Batch, DataFacts, ModelFacts, Software, WrongUse
+from powertrain.records.phases import ReadingModel, Tell
 from powertrain.run.folder import NEWEST, newest_run
 
 if TYPE_CHECKING:
@@ -182,27 +183,27 @@ def find_base(recipe: Recipe, software: Software) -> Base:
     return Base(folder, str(folder.resolve()) if local else named, config, choice)
 
 
-def open_recipe_examples(recipe: Recipe, cache: Path, say: Callable[[str], None]) -> ExampleStore:
+def open_recipe_examples(recipe: Recipe, cache: Path, tell: Tell) -> ExampleStore:
     """Return the tokenised examples of a recipe, made if they are not there yet. Raises WrongUse for one from scratch."""
     if recipe.method == "scratch":
         raise WrongUse("`powertrain data check` and `show` need a recipe that fine-tunes a model, and this recipe trains from "
                        "scratch; name a model with model.path=FOLDER")
-    return _examples(recipe, find_base(recipe, read_software()), cache, say)
+    return _examples(recipe, find_base(recipe, read_software()), cache, tell)
 
 
-def prepare_shard(recipe: Recipe, shard: Shard, cache: Path, say: Callable[[str], None]) -> Path:
+def prepare_shard(recipe: Recipe, shard: Shard, cache: Path, tell: Tell) -> Path:
     """Return the folder of one shard of a recipe's data, tokenised now unless the cache has it."""
     if recipe.method == "scratch":
         return shard_text(recipe.data, shard, seed=recipe.seed, cache=cache)
     base = find_base(recipe, read_software())
     return shard_examples(_with_length(recipe, base), shard, tokenizer_folder=_tokenizer_folder(recipe, base), cache=cache,
-                          task=base.choice.task, say=say)
+                          task=base.choice.task, tell=tell)
 
 
-def _examples(recipe: Recipe, base: Base, cache: Path, say: Callable[[str], None]) -> ExampleStore:
+def _examples(recipe: Recipe, base: Base, cache: Path, tell: Tell) -> ExampleStore:
     return open_examples(_with_length(recipe, base), tokenizer_folder=_tokenizer_folder(recipe, base), cache=cache,
                          seed=recipe.seed, task=base.choice.task,
-                         decoder_start=decoder_start(base.folder) if base.choice.task == "seq2seq" else None, say=say)
+                         decoder_start=decoder_start(base.folder) if base.choice.task == "seq2seq" else None, tell=tell)
 
 
 def _with_length(recipe: Recipe, base: Base) -> DataRecipe:
@@ -222,13 +223,13 @@ def _max_length(recipe: Recipe, base: Base) -> int:
     return wanted or min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
 
 
-def pretrained_material(resolved: Resolved, software: Software, cache: Path, say: Callable[[str], None]) -> Material:
+def pretrained_material(resolved: Resolved, software: Software, cache: Path, tell: Tell) -> Material:
     """Return data and model of training a pretrained model. Raises WrongUse for whatever cannot be trained."""
     base = find_base(resolved.recipe, software)
-    say(f"{resolved.recipe.model.path}: {base.choice.because}")
+    tell(ReadingModel(path=str(resolved.recipe.model.path), because=base.choice.because))
     adapters = _adapters(resolved.recipe, base)
     facts = _model_facts(resolved.recipe, base, adapters)
-    store = _examples(resolved.recipe, base, cache, say)
+    store = _examples(resolved.recipe, base, cache, tell)
     if (tokens := store.tokenizer.vocabulary) > facts.vocabulary:
         raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,} rows, too few by "
                        f"{tokens - facts.vocabulary:,}; use the model's own (data.tokenizer=FOLDER)")

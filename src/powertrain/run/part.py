@@ -86,7 +86,7 @@ class Record:
         self._flushed_at = time.perf_counter()
 
     def flush_now_and_then(self) -> None:
-        """Bring the steps that wait to the disk where the last flush is some seconds ago."""
+        """Bring the steps that wait to the disk where the last flush is a second ago."""
         if self.ranks.is_writer and time.perf_counter() - self._flushed_at > EVENTS_EVERY_S:
             self.flush()
 
@@ -229,6 +229,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
           listen() as interrupt):
         record = Record(EventLog(folder.events), listener, ranks)
         record.show(events.Folder(path=str(folder.path)))
+        _show_beginning(prepared, record)
         built = planner.with_built_code(prepared.plan)
         # all use the plan of the first process that could not compile something
         plan, failed = next((other for other in ranks.each(built) if other[1]), built)
@@ -243,6 +244,13 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
             part.emit(events.Start(**_start_fields(part)), durable=True)
             _emit_notes(part, failed)
             yield part
+
+
+def _show_beginning(prepared: Prepared, record: Record) -> None:
+    """Show what takes time before the first step."""
+    if compiled := tuple(step.technique.name for step in prepared.plan.steps if step.technique.compiles()):
+        record.show(events.Compiling(techniques=compiled))
+    record.show(events.Building(parameters=prepared.facts.model.parameters))
 
 
 def _with_length(prepared: Prepared, setup: Setup, record: Record) -> tuple[Prepared, Setup]:
@@ -263,9 +271,11 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
                   ranks: Ranks = ALONE) -> Iterator[Part]:
     """Open a run at its newest whole checkpoint, with its own plan."""
     with _in_folder(ranks, lambda: folder), ranks.watched(folder.path) as ranks, listen() as interrupt:
+        record = Record(EventLog(folder.events), listener, ranks)
+        _show_beginning(prepared, record)
         setup = build_setup(prepared).shared_by(ranks)
         state = replace(new_state(setup, prepared.recipe.weight_decay), guard=bad_steps.guard_of(prepared.recipe, setup.device))
-        part = Part(prepared, setup, state, folder, Record(EventLog(folder.events), listener, ranks), write_sample, interrupt)
+        part = Part(prepared, setup, state, folder, record, write_sample, interrupt)
         if ranks.is_writer:
             clear_leftovers(folder.checkpoints)
         ranks.barrier()

@@ -16,6 +16,7 @@ from powertrain.facts.hardware import read_hardware, shared_by
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved, flat
 from powertrain.records import Facts, Hardware, Plan, Software, WrongUse, to_plain
+from powertrain.records.phases import LookingAtMachine, ReadingData, Tell
 from powertrain.run.learned import read_tuned, with_speeds
 from powertrain.run.links import with_links
 from powertrain.run.material import Material, pretrained_material, scratch_material
@@ -85,24 +86,24 @@ def with_stored_plan(prepared: Prepared, stored: Plan, then: Mapping[str, Any], 
     return prepared
 
 
-def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, here: int | None = None,
-            machine: str | None = None, warn: Say | None = None) -> Prepared:
+def prepare(resolved: Resolved, cache: Path, tell: Tell, *, processes: int = 1, here: int | None = None,
+            machine: str | None = None, warn: Say = lambda text: None) -> Prepared:
     """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained.
 
     `processes` share the run, `here` of them on this machine (default: all). `machine` names another one: facts/clusters.py.
-    `warn` is told of a GPU that stands idle (default: `say`).
+    `tell` hears of what takes time, `warn` of a GPU that stands idle.
     """
     if machine is None:
         check_batch(resolved.recipe, processes)
-        say("looking at the machine (measured once, then cached)")
+        tell(LookingAtMachine())
         hardware = with_speeds(with_links(shared_by(read_hardware(cache), processes, here or processes), cache), cache)
         if (idle := hardware.idle_gpu) is not None:
-            (warn or say)(f"the run will use the CPU: {idle.because}; {idle.cure}")
+            warn(f"the run will use the CPU: {idle.because}; {idle.cure}")
         software = read_software(hardware)
     else:
         hardware, software = machine_and_software(machine, cache)
         check_batch(resolved.recipe, hardware.processes)
-    material = material_of(resolved, software, cache, say)
+    material = material_of(resolved, software, cache, tell)
     return planned(replace(material, resolved=with_optimizer(material.resolved)), hardware, software, cache)
 
 
@@ -127,11 +128,11 @@ def planned(material: Material, hardware: Hardware, software: Software, cache: P
     return Prepared(facts, material, plan, total_steps, cache)
 
 
-def material_of(resolved: Resolved, software: Software, cache: Path, say: Say) -> Material:
+def material_of(resolved: Resolved, software: Software, cache: Path, tell: Tell) -> Material:
     """Return the run's data and model. Raises WrongUse where they are not here or cannot be read."""
     if resolved.recipe.method != "scratch":
-        return pretrained_material(resolved, software, cache, say)
-    say(f"reading {resolved.recipe.data.source}")
+        return pretrained_material(resolved, software, cache, tell)
+    tell(ReadingData(source=", ".join(resolved.recipe.data.sources)))
     return scratch_material(resolved, cache)
 
 

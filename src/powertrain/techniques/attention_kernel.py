@@ -86,8 +86,11 @@ class AttentionKernel(Technique):
                   *(["ragged"] if _never_ragged(run) is not None else [])}
         return None, *(cls(name) for name in KERNELS if name not in cannot)
 
+    def compiles(self) -> bool:
+        return self.kernel == "ragged"
+
     def build(self) -> None:
-        if self.kernel == "ragged":
+        if self.compiles():
             try:
                 build.load()
             except build.CannotBuild as error:

@@ -194,6 +194,10 @@ class Technique:
         """Return what is missing in the finished plan for a technique that was asked first; None where nothing is."""
         return None
 
+    def compiles(self) -> bool:
+        """Return whether it needs code that is compiled here, once on a machine or in each run."""
+        return False
+
     def build(self) -> None:
         """Compile the code that the technique needs beforehand, as a run starts. Raises CannotBuild."""
 

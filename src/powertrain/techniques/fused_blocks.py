@@ -130,6 +130,9 @@ class FusedBlocks(Technique):
                           f"{SMALL_STUDY})", cls(),
                           numbers={"products_s": products_s, "calls_s": CALLS_S})
 
+    def compiles(self) -> bool:
+        return True
+
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Block, Decoder
         from powertrain.models.kernels.fused.block import Functions, HandWritten

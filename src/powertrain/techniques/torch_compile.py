@@ -81,6 +81,9 @@ class TorchCompile(Technique):
         claim = Effect(GAIN[device], 0, basis=BASIS[device], guessed=device == "cuda")
         return cls.if_compiling_pays(run, claim, COMPILE_S[device])
 
+    def compiles(self) -> bool:
+        return True
+
     def apply(self, setup: Setup) -> Setup:
         import torch
 

@@ -1,7 +1,7 @@
 """The loss of a trained model on a run's held-out data or on any data, and real examples to compare two models on."""
 
 import gzip
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Plan, WrongUse
 from powertrain.records.events import Evaluated
 from powertrain.records.json_files import read_json
+from powertrain.records.phases import Phase, ReadingData, Tell
 from powertrain.records.plan import PinError
 from powertrain.run.material import DEFAULT_LENGTH, open_recipe_examples
 from powertrain.run.prepare import is_like
@@ -34,8 +35,6 @@ from powertrain.training.optimizers import plain_adamw
 from powertrain.training.setup import plain_setup
 from powertrain.use.opening import OpenedModel
 from powertrain.use.questions import schema_for, windows_of
-
-Say = Callable[[str], None]
 
 MICRO_BATCH_TOKENS = 4096
 MOST = 8                     # examples; enough to see a difference
@@ -52,14 +51,14 @@ QUESTION, ANSWER = "How fast is the train on average?", "120 km/h"
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 
 
-def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float | None]:
+def score(opened: OpenedModel, cache: Path, tell: Tell) -> tuple[Evaluated, float | None]:
     """Return the loss of a run's model on all its held-out data, in the run's precision; for text also gzip's bits per byte."""
     recipe, run = run_recipe(opened)
     plan = plan_here(run, recipe, cache)
     if recipe.method != "scratch":
-        store = held_out_examples(opened, recipe, cache, say)
+        store = held_out_examples(opened, recipe, cache, tell)
         return _evaluate(opened.model, store.validation, plan), None
-    say(f"reading {recipe.data.source}")
+    tell(ReadingData(source=", ".join(recipe.data.sources)))
     texts = open_store(recipe.data, seed=recipe.seed, cache=cache)
     if len(texts.validation) < 2:
         raise nothing_held_out(run, recipe)
@@ -68,12 +67,12 @@ def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float 
     return found, 8 * texts.validation_text_gzip_bytes / texts.validation_bytes
 
 
-def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tuple[Evaluated, float | None]:
+def score_source(opened: OpenedModel, source: str, cache: Path, tell: Tell) -> tuple[Evaluated, float | None]:
     """Return the loss on any data in fp32: of examples over their trained tokens; of text in blocks of the model's context.
 
     For text the second value is gzip's bits per byte.
     """
-    examples = examples_in(opened, source, cache, say)
+    examples = examples_in(opened, source, cache, tell)
     if examples is not None:
         return _evaluate(opened.model, examples, Plan((), ())), None
     if opened.task != "causal":
@@ -112,10 +111,10 @@ def run_recipe(opened: OpenedModel) -> tuple[Recipe, Path]:
     return recipe, run
 
 
-def held_out_examples(opened: OpenedModel, recipe: Recipe, cache: Path, say: Say) -> ExampleStore:
+def held_out_examples(opened: OpenedModel, recipe: Recipe, cache: Path, tell: Tell) -> ExampleStore:
     """Return the examples of a run, of which `validation` was held out. The base is read from where it was found now."""
     model = recipe.model.model_copy(update={"path": str(opened.found.folder)})
-    store = open_recipe_examples(recipe.model_copy(update={"model": model}), cache, say)
+    store = open_recipe_examples(recipe.model_copy(update={"model": model}), cache, tell)
     if not len(store.validation):
         raise nothing_held_out(opened.found.path, recipe)
     return store
@@ -126,7 +125,7 @@ def nothing_held_out(run: Path, recipe: Recipe) -> WrongUse:
                     "--data PATH")
 
 
-def examples_in(opened: OpenedModel, source: str, cache: Path, say: Say) -> Sequence[Example] | None:
+def examples_in(opened: OpenedModel, source: str, cache: Path, tell: Tell) -> Sequence[Example] | None:
     """Return the examples in `source`, read like the run's own data if there is a run; None where `source` is text."""
     recipe = opened.found.recipe or Recipe()
     data, may_be_text = recipe.data, recipe.method == "scratch"
@@ -140,7 +139,7 @@ def examples_in(opened: OpenedModel, source: str, cache: Path, say: Say) -> Sequ
     of_source = data.model_copy(update={
         "source": source, "format": schema.name, "max_length": length, "long_examples": data.long_examples or "cut",
         "max_examples": None, "weights": None, "validation_source": None, "validation_share": 0.0})
-    return open_examples(of_source, tokenizer_folder=opened.found.tokenizer_folder, cache=cache, task=opened.task, say=say,
+    return open_examples(of_source, tokenizer_folder=opened.found.tokenizer_folder, cache=cache, task=opened.task, tell=tell,
                          decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None).training
 
 
@@ -159,13 +158,13 @@ def _evaluate(model: Model, examples: Sequence[Example], plan: Plan, tokens_per_
 # ------------------------------------------------------------------------------------------------ to compare two models
 
 
-def real_examples(opened: OpenedModel, cache: Path, say: Say) -> tuple[Sequence[Example], str]:
+def real_examples(opened: OpenedModel, cache: Path, tell: Tell) -> tuple[Sequence[Example], str]:
     """Return some examples and their source. A run whose data is gone is compared on the built-in text."""
     recipe = opened.found.recipe
     if recipe is not None:
         try:
             if recipe.method != "scratch":
-                store = held_out_examples(opened, recipe, cache, say)
+                store = held_out_examples(opened, recipe, cache, tell)
                 return store.validation[:MOST], f"{min(MOST, len(store.validation))} examples that the run held out"
             tokens = open_store(recipe.data, seed=recipe.seed, cache=cache).validation
             length = min(LONGEST, opened.context or LONGEST, max(1, len(tokens)))
@@ -173,7 +172,7 @@ def real_examples(opened: OpenedModel, cache: Path, say: Say) -> tuple[Sequence[
             if pieces:
                 return [_read(piece.tolist()) for piece in pieces], "text that the run held out"
         except WrongUse as error:
-            say(f"the run's own data cannot be used: {error}")
+            tell(Phase(message=f"the run's own data cannot be used: {error}"))
     return _built_in(opened), "a built-in text"
 
 

@@ -15,6 +15,7 @@ from powertrain.models.kernels.quantised import QuantisedLinear
 from powertrain.recipe import resolve_words
 from powertrain.records import ModelFacts
 from powertrain.records.evidence import Arm
+from powertrain.records.phases import nobody
 from powertrain.run.prepare import prepare
 from powertrain.shapes import DTYPE_BYTES, FP32
 from powertrain.training.memory import MemoryLedger, standing_bytes
@@ -83,7 +84,7 @@ def memory_rule(context: Context, *, words: Sequence[str]) -> Measured:
 
     Detail: Powertrain's own prediction too.
     """
-    prepared = prepare(resolve_words(words), context.cache, probe.quiet)
+    prepared = prepare(resolve_words(words), context.cache, nobody)
     model, data = prepared.facts.model, prepared.facts.data
     found = context.arena.probe(Arm("memory rule", tuple(words)))
     peak = found.allocated_bytes

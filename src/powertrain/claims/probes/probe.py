@@ -19,6 +19,7 @@ from powertrain.facts.measure import seconds_of
 from powertrain.recipe import resolve_words
 from powertrain.records import RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Interval
+from powertrain.records.phases import nobody
 from powertrain.run.prepare import Prepared, agreed, build_setup, prepare
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.ranks import joined
@@ -169,12 +170,8 @@ def open_training(words: Sequence[str], cache: Path, *, warm_up: int = WARM_UP) 
     The processes of torch.distributed's group, if this process has joined one, share the steps.
     """
     ranks = joined()
-    prepared = agreed(ranks, prepare(resolve_words(words), cache, quiet, processes=ranks.world))
+    prepared = agreed(ranks, prepare(resolve_words(words), cache, nobody, processes=ranks.world))
     setup = build_setup(prepared).shared_by(ranks)
     training = Training(prepared, setup, new_state(setup, prepared.recipe.weight_decay))
     training.advance(warm_up)
     return training
-
-
-def quiet(text: str) -> None:
-    """Ignore the progress messages of `prepare`."""

@@ -17,6 +17,7 @@ from powertrain.facts.measure import seconds_of
 from powertrain.recipe import resolve_words
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Saved
+from powertrain.records.phases import nobody
 from powertrain.run.prepare import build_setup, prepare, schedule_of
 from powertrain.run.session import start_run
 from powertrain.training.loop import evaluate, spread, train
@@ -59,7 +60,7 @@ def start_up(context: Context, *, words: Sequence[str]) -> Measured:
         return beside
 
     def seconds(where: Path) -> float:
-        return seconds_of(lambda: build_setup(prepare(resolved, where, probe.quiet)), "cpu")
+        return seconds_of(lambda: build_setup(prepare(resolved, where, nobody)), "cpu")
 
     kept = fresh()
     seconds(kept)
@@ -137,7 +138,7 @@ def whole_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: S
 
 def whole_run(words: Sequence[str], cache: Path, folder: Path) -> dict[str, float]:
     """Return the seconds of a run, and those of its evaluations and checkpoints."""
-    prepared = prepare(resolve_words([*words, f"output_dir={json.dumps(str(folder))}"]), cache, probe.quiet)
+    prepared = prepare(resolve_words([*words, f"output_dir={json.dumps(str(folder))}"]), cache, nobody)
     start_run(prepared, lambda event: None, write_sample)
     events = read_events(folder / "events.jsonl")
     return {"run": next(event.seconds for event in reversed(events) if isinstance(event, End)),

@@ -35,7 +35,7 @@ from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
 
 from powertrain.data.examples.encoding import ENCODERS, Encoder
-from powertrain.data.examples.part import FILES, Part, PartWriter, Progress, Say, write_rows
+from powertrain.data.examples.part import FILES, Part, PartWriter, Progress, write_rows
 from powertrain.data.examples.templates import ChatTemplate
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.publishing import is_whole, key_of, publish
@@ -47,6 +47,7 @@ from powertrain.data.rows.schemas import Schema, find_schema
 from powertrain.data.shards import Piece, PieceWriter, Shard, ShardedStore
 from powertrain.machine import usable_cpus
 from powertrain.records import WrongUse
+from powertrain.records.phases import Tell, Tokenising, TokenisingAlone
 
 if TYPE_CHECKING:
     from powertrain.recipe.schema import DataRecipe
@@ -145,32 +146,32 @@ def part_key(source: str, reading: Reading, work: Work) -> dict[str, Any]:
     }
 
 
-def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> Part:
+def make_part(source: str, reading: Reading, work: Work, said: str, tell: Tell) -> Part:
     """Return the part of `source`, tokenised now unless the cache has it."""
     def build(folder: Path) -> dict[str, Any]:
-        files, progress = files_to_cut(source, reading.data), Progress(source, say)
+        files, progress = files_to_cut(source, reading.data), Progress(source, tell)
         with closing(PartWriter(folder, work.encoder.tokenizer.vocabulary)) as writer:
             if further := further_processes(files):
-                write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress)
+                write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress, tell)
             else:
                 write_rows(writer, reading.rows(source, reading.data.max_examples), work.schema, work.encoder, progress.tell)
             return writer.meta(work.about(said))
 
     folder = reading.cache / folder_of(part_key(source, reading, work))
     if not is_whole(folder):
-        say(f"tokenising {source}")
+        tell(Tokenising(source=source))
         publish(folder, build)
     return Part(folder)
 
 
-def sharded_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> ShardedStore:
+def sharded_part(source: str, reading: Reading, work: Work, said: str, tell: Tell) -> ShardedStore:
     """Return how several machines make the part of `source`: by stretches where its files can be cut, else by rows."""
     def write(writer: PieceWriter, shard: Shard) -> dict[str, Any]:
-        say(f"tokenising shard {shard} of {source}")
-        files, progress = files_to_cut(source, reading.data), Progress(source, say)
+        tell(Tokenising(source=f"shard {shard} of {source}"))
+        files, progress = files_to_cut(source, reading.data), Progress(source, tell)
         if files:
             further = further_processes(files, shard.of)
-            write_together(writer, shard.own(stretches(files, STRETCH_BYTES)), work, further, progress)
+            write_together(writer, shard.own(stretches(files, STRETCH_BYTES)), work, further, progress, tell)
         else:
             rows = enumerate(reading.rows(source, reading.data.max_examples))
             for _, some in shard.own(itertools.groupby(rows, lambda row: row[0] // PIECE_ROWS)):
@@ -274,7 +275,7 @@ def further_processes(files: Sequence[Path], shards: int = 1) -> int:
 
 
 def write_together(writer: PartWriter | PieceWriter, stretches: Iterable[Stretch], work: Work, further: int,
-                   progress: Progress) -> None:
+                   progress: Progress, tell: Tell) -> None:
     """Add all stretches to `writer`, tokenised by this process and `further` others."""
     scratch = writer.folder / "stretches"
     scratch.mkdir()
@@ -290,7 +291,7 @@ def write_together(writer: PartWriter | PieceWriter, stretches: Iterable[Stretch
         def join_first() -> None:
             done, failures = waiting.popleft()
             for failure in failures.result():
-                progress.say(failure)
+                tell(TokenisingAlone(why=failure))
             writer.append(*taken_from(done))
             progress.tell(writer)
 
@@ -304,7 +305,7 @@ def write_together(writer: PartWriter | PieceWriter, stretches: Iterable[Stretch
 
 
 def _tokenise(free: SimpleQueue[Work | Other], folder: Path, stretch: Stretch) -> list[str]:
-    """Have a free process tokenise the stretch into `folder`, another one where it fails; return one sentence per failure."""
+    """Have a free process tokenise the stretch into `folder`, another one where it fails; return why each failed."""
     failures: list[str] = []
     while True:
         worker = free.get()
@@ -352,7 +353,7 @@ class Other:
             self._tell([str(folder), str(stretch.path), stretch.start, stretch.size_bytes, stretch.line])
             answer = self.process.stdout.read(len(ANSWER))
         if not answer:
-            raise Ended(f"one of the processes that tokenise has failed ({self._reason()}); the others do its rows")
+            raise Ended(self._reason())
 
     def _reason(self) -> str:
         status = self.process.wait()

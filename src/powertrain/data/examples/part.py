@@ -36,6 +36,7 @@ from powertrain.data.shards import PieceWriter
 from powertrain.data.tokenizers import token_dtype
 from powertrain.records import IGNORE
 from powertrain.records.findings import Problem
+from powertrain.records.phases import Tell, Tokenising
 
 # the *_end columns say where the example ends in the other files; it starts where the one before it ends
 RECORD = np.dtype([("end", "<i8"), ("trained_end", "<i8"), ("source_end", "<i8"), ("trained_tokens", "<i4"), ("row", "<i8"),
@@ -102,8 +103,6 @@ class Part:
 
 
 # ------------------------------------------------------------------------------------------------ writing
-
-Say = Callable[[str], None]
 
 BATCH_CHARS, BATCH_ROWS = 500_000, 4096      # the library keeps about 300 bytes per token of a batch, offsets included
 SAY_EVERY_S = 4.0
@@ -267,15 +266,15 @@ def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schem
 class Progress:
     """Tells the user every few seconds how many rows are done."""
 
-    def __init__(self, source: str, say: Say):
-        self.source, self.say = source, say
+    def __init__(self, source: str, tell: Tell):
+        self.source, self._tell = source, tell
         self.began = self.told = time.monotonic()
 
     def tell(self, writer: PartWriter | PieceWriter) -> None:
         now, count = time.monotonic(), writer.counts["rows"]
         if now - self.told > SAY_EVERY_S:
             self.told = now
-            self.say(f"{self.source}: {count:,} rows tokenised, {count / (now - self.began):,.0f} rows/s")
+            self._tell(Tokenising(source=self.source, rows=count, rows_per_s=count / (now - self.began)))
 
 
 def digest64(text: str) -> int:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from powertrain.data.example import Example, StoredExamples
 from powertrain.data.examples.encoding import ENCODERS, check_length
 from powertrain.data.examples.making import Reading, Work, make_part, sharded_part
-from powertrain.data.examples.part import Part, Say
+from powertrain.data.examples.part import Part
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.order import SPLIT_STREAM, draw_share, seeded_order
@@ -31,6 +31,7 @@ from powertrain.data.shards import Shard, publish_shard
 from powertrain.recipe.schema import DataRecipe
 from powertrain.records import WrongUse
 from powertrain.records.findings import Problem
+from powertrain.records.phases import Tell, nobody
 
 
 def held_out(prompts: npt.NDArray[np.uint64], share: float, seed: int) -> npt.NDArray[np.bool_]:
@@ -223,14 +224,14 @@ def find_sources(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, task:
 
 
 def shard_examples(data: DataRecipe, shard: Shard, *, tokenizer_folder: Path, cache: Path, task: str = "causal",
-                   say: Say = lambda _: None) -> Path:
+                   tell: Tell = nobody) -> Path:
     """Return the folder of one shard of a recipe's examples, for `join_shards`. Raises WrongUse as `find_sources` does."""
     found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task)
-    return publish_shard([sharded_part(*making, say) for making in found.makings], shard, data.model_dump(mode="json"), cache)
+    return publish_shard([sharded_part(*making, tell) for making in found.makings], shard, data.model_dump(mode="json"), cache)
 
 
 def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed: int = 42, task: str = "causal",
-                  decoder_start: int | None = None, say: Say = lambda _: None) -> ExampleStore:
+                  decoder_start: int | None = None, tell: Tell = nobody) -> ExampleStore:
     """Return the examples of a recipe's sources, built into `cache` if they are not there yet. It needs data.max_length.
 
     Raises WrongUse if a source, the tokenizer or the template cannot be used, too many examples are too long, or nothing
@@ -241,7 +242,7 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     assert task != "seq2seq" or decoder_start is not None
     found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task)
     everything, tokenizer, template = found.names, found.tokenizer, found.template
-    parts = [make_part(*making, say) for making in found.makings]
+    parts = [make_part(*making, tell) for making in found.makings]
     for part, source in zip(parts, everything, strict=True):
         if len(part) == 0:
             raise _nothing_left(part, source, max_length)
