@@ -1,4 +1,4 @@
-"""Compiles the kernel for this machine, once; the library is kept in the user's cache folder."""
+"""Compiles the kernel for this machine, once; the library and its sum are kept in the user's cache folder."""
 
 import ctypes
 import functools
@@ -9,9 +9,11 @@ import os
 import platform
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from powertrain.machine import COMPILERS, NotOwn, check_own, cpp_compiler, one_at_a_time, own_folder
+from powertrain.records.json_files import replace_file
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
@@ -30,7 +32,7 @@ def load() -> ctypes.CDLL:
     try:
         own_folder(path.parent)
         with one_at_a_time(path.parent):     # processes of one run come here at the same time
-            if not path.exists():
+            if not path.exists() or not _is_whole(path):
                 _compile(path)
         check_own(path)
         return ctypes.CDLL(str(path))
@@ -38,6 +40,18 @@ def load() -> ctypes.CDLL:
         raise CannotBuild(f"{error}; remove it, or have it given to you") from None
     except OSError as error:
         raise CannotBuild(f"the compiled kernel does not load ({error}); remove {path}, so that it is compiled again") from None
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the library is the one that was compiled: a power failure or a bad disk may have changed it."""
+    check_own(path)
+    with suppress(FileNotFoundError):
+        return path.with_suffix(".sha256").read_bytes() == _sum(path)
+    return False
+
+
+def _sum(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def is_built() -> bool:
@@ -74,6 +88,8 @@ def _compile(path: Path) -> None:
             if told.returncode:
                 because = next((line for line in told.stderr.splitlines() if "error" in line), "it said nothing")
                 raise CannotBuild(f"{compiler} failed: {because}")
+            made_sum = _sum(made)
             os.replace(made, path)           # processes that compile at the same time both leave a whole file
+            replace_file(path.with_suffix(".sha256"), made_sum)
     except OSError as error:
         raise CannotBuild(f"{path.parent} cannot be written: {error}") from None
