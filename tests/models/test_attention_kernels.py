@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,8 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "kernel.so").write_bytes(b"half a library")
+    (tmp_path / "kernel.so").write_bytes(b"no library")
+    (tmp_path / "kernel.sha256").write_text(hashlib.sha256(b"no library").hexdigest())
     monkeypatch.setattr(build, "_library", lambda: tmp_path / "kernel.so")
     with pytest.raises(build.CannotBuild, match=r"remove .*kernel\.so"):
         build.load.__wrapped__()
