@@ -168,9 +168,13 @@ class EventReader:
             whole = [line for line in file if line.endswith(b"\n")]          # one without an end is still being written
         for number, line in enumerate(whole):
             self.begin, self.lines = self.begin + len(line), self.lines + 1
-            if over and _event_of(line) is None and _is_tail(whole[number:]):
-                return
-            yield _event(line, f"{self.path}:{self.lines}")
+            try:
+                event = _event(line, f"{self.path}:{self.lines}")
+            except WrongUse:
+                if over and _event_of(line) is None and _is_tail(whole[number:]):
+                    return
+                raise
+            yield event
 
     def read_whole(self) -> tuple[list[Event], str]:
         """Return the events written since the last reading, without damaged lines, and what is said of the last of those."""
@@ -231,10 +235,11 @@ def from_line(line: Mapping[str, Any]) -> Event:
 
     line = _upgraded(line)
     cls = _classes().get((line["event"], line.get("about", ""))) or _classes().get((line["event"], ""), Unknown)
-    known = {one.name for one in dataclasses.fields(cls)}
+    known = _names()[cls]
     read = {name: value for name, value in line.items() if name in known}
-    more = {name: value for name, value in line.items() if name not in known | {"event"} and (
-        name, value) != ("about", getattr(cls, "about", None))}
+    more = {} if len(read) + ("event" not in known) == len(line) else {
+        name: value for name, value in line.items() if name not in known and name != "event" and (
+            name, value) != ("about", getattr(cls, "about", None))}
     try:
         return _adapters()[cls].validate_python({"time": 0.0, **read, "more": more})
     except ValidationError as error:
@@ -245,6 +250,11 @@ def from_line(line: Mapping[str, Any]) -> Event:
 @cache
 def _classes() -> dict[tuple[str, str], type[Event]]:
     return {(kind.kind, getattr(kind, "about", "")): kind for kind in KINDS}
+
+
+@cache
+def _names() -> dict[type[Event], set[str]]:
+    return {kind: {one.name for one in dataclasses.fields(kind)} for kind in (*KINDS, Unknown)}
 
 
 @cache
