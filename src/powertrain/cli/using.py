@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -11,7 +12,7 @@ import typer
 
 from powertrain.cli import output
 from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP, cache_folder, say
-from powertrain.records import WrongUse, to_plain
+from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report.result import printable, quality
 from powertrain.report.words import perplexity
 
@@ -227,6 +228,9 @@ def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
     from powertrain.use.scoring import score, score_source
 
     found, gzip_bits = score(opened, cache_folder(), say) if data is None else score_source(opened, data, cache_folder(), say)
+    if not math.isfinite(found.loss):
+        raise RunFailed(f"the loss is {found.loss}: the model has weights that are not finite, or too large ones; use an "
+                        "earlier checkpoint, or train with on_nan=skip")
     output.tell({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
                  **{name: getattr(found, name) for name in ("loss", "tokens", "bits_per_byte", "seconds")}},
                 [("Held-out" if data is None else "Data", quality(found, gzip_bits))], as_json=as_json)
