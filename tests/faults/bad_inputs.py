@@ -325,8 +325,8 @@ def _audited_configs() -> Iterator[BadInput]:
         yield BadInput(f"audited JSON {name}", ("audit", "config.json"), {"config.json": content}, codes=audit)
     for name, text in CONFIG_YAMLS.items():
         yield BadInput(f"audited YAML {name}", ("audit", "config.yaml"), {"config.yaml": text.encode()}, codes=audit)
-        yield BadInput(f"converted YAML {name}", ("audit", "config.yaml", "--write-recipe", "recipe.yaml"), {"config.yaml":
-        text.encode()}, codes=audit, slow=True)
+        yield BadInput(f"converted YAML {name}", ("audit", "config.yaml", "--convert", "--output", "recipe.yaml"),
+                       {"config.yaml": text.encode()}, codes=audit, slow=True)
 
 
 # ------------------------------------------------------------------------------------------------ runs and chats

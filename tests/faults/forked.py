@@ -87,6 +87,12 @@ def _command(told: Mapping[str, Any], out: Path) -> None:
     os.dup2(given, 0)
     for descriptor in (1, 2):
         os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    for descriptor in told.get("full", ()):
+        os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor)
+    for descriptor in told.get("closed", ()):            # the terminal is gone: writing to it fails
+        given, taken = os.pipe()
+        os.close(given)
+        os.dup2(taken, descriptor)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, encoding="utf-8", closefd=False)
                                          for number, mode in enumerate("rww"))
     os.chdir(told["folder"])
@@ -94,11 +100,6 @@ def _command(told: Mapping[str, Any], out: Path) -> None:
         os.environ["POWERTRAIN_CACHE"] = told["cache"]
     for name, value in told.get("limits", {}).items():
         resource.setrlimit(getattr(resource, name), (value, value))
-    if told.get("closed"):                   # the terminal is gone: writing to it fails
-        given, taken = os.pipe()
-        os.close(given)
-        os.dup2(taken, 1)
-        os.dup2(taken, 2)
     layer = _arm(told.get("fault", {})) if LAYER in os.environ else None
     sys.argv = ["powertrain", *told["words"]]
     from powertrain.cli import main
@@ -114,7 +115,7 @@ def _command(told: Mapping[str, Any], out: Path) -> None:
     calls = layer.faults_calls() if layer else 0
     if layer:
         layer.faults_arm(*ASLEEP)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]

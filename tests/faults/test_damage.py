@@ -101,8 +101,7 @@ def test_a_finished_run_is_read_with_a_sentence(world: World, few: Few, count: C
 
 def test_a_damaged_cache_is_made_again(world: World, few: Few, count: Count) -> None:
     world.whole(TEXT, world.folder("case"))
-    parts = [case for case in cases(world.cache) if case[0].startswith(("hardware", "speeds")) or case[1] != "flipped"]
-    tried = few(parts, 3)                    # of a store's flipped bits no command can tell: sizes are looked at, not sums
+    tried = few(list(cases(world.cache)), 3)
     for name, how, seed in tried:
         print(name, how, seed)
         cache = world.folder("damaged-cache", world.cache)

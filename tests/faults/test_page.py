@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from page import DOCS, counted, page
-from rows import ROWS
+from rows import FOUND, ROWS
 
 TESTS = Path(__file__).parents[1]
 
@@ -22,7 +22,15 @@ def test_there_are_forty_rows() -> None:
     assert len(ROWS) == 40
 
 
-@pytest.mark.parametrize("test", sorted({test for _, test in ROWS if "::" in test}))
+def test_each_line_of_what_was_found_has_its_test() -> None:
+    assert {how_grave for how_grave, *_ in FOUND} == {"high", "medium", "low", "untried"}
+    for word in ("H1", "H2", "H3", "H4", "H5", "H6", "tokenizer.json", "newest checkpoint", "head", "templates", "audit",
+                 "token store", "YAML", "learning_rate", "100 MB", "link", "char tokenizer", "sizes", "FIFOs", "lipsum", "NaN",
+                 "name=../x", ".lock", "--sarif", "twice", "0600", "lasting EIO", "lasting errors of a cache"):
+        assert any(word in fault for _, fault, _ in FOUND), word
+
+
+@pytest.mark.parametrize("test", sorted({test for *_, test in (*ROWS, *FOUND) if "::" in test}))
 def test_each_named_test_exists(test: str) -> None:
     path, _, name = test.partition("::")
     assert re.search(rf"^def {name}\(", (TESTS / path).read_text(encoding="utf-8"), re.MULTILINE), test

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
-from powertrain.records.json_files import replace_file
+from powertrain.records.json_files import read_json, replace_file, write_json
 from powertrain.run.folder import RunFolder, check_free, check_whole, create, existing, stored_recipe, write_beginning
 
 FILES = ("facts.json", "plan.json", "origins.json", "recipe.yaml")
@@ -62,13 +63,13 @@ def kill_at(number: int) -> None:
     builtins.open = opening                  # type: ignore[assignment]
 
 
-def killed(path: Path, number: int) -> bool:
-    """Begin a run in a process that is killed at its `number`-th call; return False where it ended before."""
+def killed(number: int, do: Callable[[], object]) -> bool:
+    """Do something in a process that is killed at its `number`-th call; return False where it ended before."""
     child = os.fork()
     if not child:
         try:
             kill_at(number)
-            begin(path)
+            do()
             os._exit(0)
         finally:
             os._exit(1)
@@ -80,7 +81,7 @@ def killed(path: Path, number: int) -> bool:
 def folders(root: Path) -> Iterator[RunFolder]:
     for number in itertools.count(1):
         path = root / f"{number:02}"
-        if not killed(path, number):
+        if not killed(number, partial(begin, path)):
             return
         yield RunFolder(path)
 
@@ -100,6 +101,20 @@ def test_a_kill_at_any_write_of_the_start_leaves_each_file_whole_or_absent(tmp_p
             check_free(folder.path)
             begin(folder.path)
     assert tried >= 4 * len(FILES)           # a write, two syncs and a rename of each
+
+
+def test_a_kill_while_the_plan_is_written_again_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    """As after a step that ran out of memory: the run then goes on, and its folder is whole."""
+    folder = begin(tmp_path / "run")
+    new = {"steps": [], "made": "again" * 500}
+    for number in itertools.count(1):
+        write_json(folder.plan, {"steps": []})
+        ended = not killed(number, partial(write_json, folder.plan, new))
+        assert read_json(folder.plan) in ([new] if ended else [{"steps": []}, new])
+        check_whole(folder)
+        if ended:
+            break
+    assert number > 3
 
 
 @pytest.mark.parametrize("name", ["facts.json", "plan.json"])

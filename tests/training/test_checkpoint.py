@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import builtins
+import errno
 import hashlib
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -111,6 +114,25 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert len(rejected) == 1
     assert newer.name in rejected[0][0]
     assert name in rejected[0][1] or name == MANIFEST   # a changed manifest speaks of the file it no longer fits
+
+
+@pytest.mark.parametrize("name", [*FILES, MANIFEST])
+@pytest.mark.parametrize("call", ["stat", "open"])
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(state: State, tmp_path: Path, name: str, call: str,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    older, newer = publish(tmp_path, state, 3, 4)
+    place, real = (os, os.stat) if call == "stat" else (builtins, builtins.open)
+
+    def refused(path: Any, *rest: Any, **named: Any) -> Any:
+        if str(path) == str(newer / name):
+            raise OSError(errno.EACCES if call == "stat" else errno.EIO, "refused", str(path))
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(place, call, refused)
+    monkeypatch.setattr("io.open", refused if call == "open" else builtins.open)
+    checkpoint, rejected = newest_checkpoint(tmp_path)
+    assert checkpoint == older
+    assert [(newer.name, True)] == [(which, "cannot be read" in why) for which, why in rejected]
 
 
 def test_a_copied_checkpoint_is_as_good(state: State, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ A file of commands only parses: each command is one call into the rooms, which a
 
 import inspect
 import io
-import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ import typer
 
 import powertrain.cli.watching as watching
 from powertrain.cli import auditing, checkpoints, claiming, data, exporting, launching, proving, reporting, training, using
-from powertrain.cli.output import explain
+from powertrain.cli.output import FAILED, OutputGone, Stream, explain
 
 # `--learning_rate=3e-4` is taken like `learning_rate=3e-4`; a mistyped option is refused by the recipe, with a hint
 WORDS = {"ignore_unknown_options": True}
@@ -70,11 +69,13 @@ def main() -> None:
     """Run a command. An error that the user can correct is one sentence on stderr and an exit code, never a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")         # a character that a terminal does not have is no failure
+        sys.stdout, sys.stderr = Stream(sys.stdout, silent=False), Stream(sys.stderr, silent=True)
     try:
         app(prog_name="powertrain")
-    except BrokenPipeError:                  # `powertrain plan | head`: nobody reads on, and that is no failure
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except OutputGone as error:              # `powertrain plan | head`: nobody reads on, and that is no failure
+        if not error.by_reader:
+            print(f"powertrain: {error}", file=sys.stderr)
+        sys.exit(FAILED if not error.by_reader else 0)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Where = Callable[[Subject], Circumstances]
 
 STDOUT = Path("-")
+REPORTS = (b'{\n "$schema": "https://json.schemastore.org/sarif', b"# Training audit of ")       # how they begin
 PUBLISHED = "published figures, not measured: real runs are slower. The machine's software and cores are not known"
 NOT_HERE = ("assumed elsewhere: torch sees no NVIDIA GPU here, and {place} asks for one ({asked}). Rules on hardware and "
             "software are left out; --machine h100, or that machine's facts.json, applies them. "
@@ -92,6 +93,8 @@ def audit_files(path: Path, *, as_json: bool = False, sarif: Path | None = None,
     for file in (sarif, markdown):
         if file is not None and file.exists() and file.resolve() in {Path(found.subject).resolve() for found in audits}:
             raise WrongUse(f"{file} is the audited file; give the report another name")
+        if file is not None and file.is_file() and file.stat().st_size and not _is_report(file):
+            raise WrongUse(f"{file} is there already and no report of an audit; give the report another name")
     aside = STDOUT in (sarif, markdown)      # stdout holds another report
     _show(audits, skipped, as_json=as_json, aside=aside)
     if markdown is not None:
@@ -182,6 +185,12 @@ def _show(audits: Sequence[Audit], skipped: Sequence[Path], *, as_json: bool, as
     if skipped:
         names = ", ".join(str(file) for file in skipped)
         screen.print_rows([("Left out", f"{names}: neither a training script nor a known config")], stderr=True)
+
+
+def _is_report(path: Path) -> bool:
+    """Return whether a file is a report that an audit has written, and may write again."""
+    with open(path, "rb") as file:
+        return file.read(len(max(REPORTS, key=len))).startswith(REPORTS)
 
 
 def _write(path: Path, text: str) -> None:

@@ -292,7 +292,7 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
     """Prepare a new run, after the base that it names and nobody has trained; or the run in `folder`, to continue it."""
     from powertrain import planner
     from powertrain.recipe import resolve_words
-    from powertrain.run.folder import check_same_data, continued
+    from powertrain.run.folder import check_same_material, continued
     from powertrain.run.material import refuse_downloads
     from powertrain.run.prepare import prepare, with_stored_plan
 
@@ -302,7 +302,7 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
         if processes == 1 and as_begun:      # it may have been started by several
             resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
         prepared = prepare(resolved, cache_folder(), told, processes=processes, here=here, warn=warn)
-        check_same_data(folder, prepared.facts.data.digest)
+        check_same_material(folder, prepared.facts.data.digest, prepared.facts.model.digest)
         stored = planner.from_json(read_json(folder.plan))
         if not as_begun or planner.processes_of(stored) != processes:
             return prepared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -13,7 +14,7 @@ import typer
 
 from powertrain.cli import output
 from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP, cache_folder, say, tell
-from powertrain.records import WrongUse, to_plain
+from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report.result import printable, quality
 from powertrain.report.words import perplexity
 
@@ -245,6 +246,9 @@ def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
     from powertrain.use.scoring import score, score_source
 
     found, gzip_bits = score(opened, cache_folder(), tell) if data is None else score_source(opened, data, cache_folder(), tell)
+    if not math.isfinite(found.loss):
+        raise RunFailed(f"the loss is {found.loss}: the model has weights that are not finite, or too large ones; use an "
+                        "earlier checkpoint, or train with on_nan=skip")
     output.tell({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
                  **{name: getattr(found, name) for name in ("loss", "tokens", "bits_per_byte", "seconds")}},
                 [("Held-out" if data is None else "Data", quality(found, gzip_bits))], as_json=as_json)

@@ -125,6 +125,12 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 
 def print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
+    """Print how a run ended. Where nobody takes it, the exit code of the command is still the run's."""
+    with contextlib.suppress(screen.OutputGone):
+        _print_result(folder, prepared, as_json=as_json)
+
+
+def _print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
     events = read_events(folder / "events.jsonl")
     gzip_bits = prepared.material.gzip_bits_per_byte
     if as_json:

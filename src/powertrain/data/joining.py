@@ -114,7 +114,7 @@ def _found(folder: Path) -> list[ShardFolder]:
 def _opened(folder: Path) -> ShardFolder:
     try:
         meta = read_meta(folder)
-        content = {name: value for name, value in meta.items() if name not in ("digest", "files")}
+        content = {name: value for name, value in meta.items() if name not in ("digest", "files", "sum")}
         stores = [(store["folder"], f"{store['folder'].partition('/')[0]}/{key_of(store['key'])}") for store in meta["stores"]]
         whole = meta["digest"] == key_of(content) and all(
             name == expected and re.match("(examples|tokens)/", name) for name, expected in stores)

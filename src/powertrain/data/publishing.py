@@ -1,7 +1,7 @@
 """A folder that appears whole or not at all: written aside, flushed to disk, renamed.
 
-A folder of the cache has meta.json, written last, with the size of every other file; a folder whose files differ from it is
-not whole, and counts as absent. Its name is a key: a digest of all that decides its content.
+A folder of the cache has meta.json, written last, with the size and sum of every other file and its own sum; a folder whose
+files differ from it is not whole, and counts as absent. Its name is a key: a digest of all that decides its content.
 """
 
 import errno
@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from powertrain.records.json_files import clear_abandoned
 from powertrain.records.json_files import sync as sync
 
 META = "meta.json"
+SUMMED_BYTES = 1 << 16
 ATTEMPTS = 10                                # to replace a damaged folder while other processes do the same
 
 
@@ -32,12 +34,22 @@ def key_of(content: Any) -> str:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether `folder` was published and has every file at the size it was published with."""
+    """Return whether `folder` was published and every file has the content that it was published with."""
     try:
-        sizes = read_meta(folder)["files"]
-        return all((folder / name).stat().st_size == size_bytes for name, size_bytes in sizes.items())
+        meta = read_meta(folder)
+        return bool(meta.pop("sum") == key_of(meta)) and all(entry_of(folder / name) == entry
+                                                            for name, entry in meta["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def entry_of(path: Path) -> list[int]:
+    """Return the size of a file and its CRC-32: a damage of the disk or of memory changes it, and it costs less than a hash."""
+    found = 0
+    with open(path, "rb", buffering=0) as file:
+        while part := file.read(SUMMED_BYTES):
+            found = zlib.crc32(part, found)
+        return [file.tell(), found]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -72,8 +84,8 @@ def publish(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
         with _building(folder) as building:
             meta = build(building)
             files = sorted(path for path in building.rglob("*") if path.is_file())
-            sizes = {path.relative_to(building).as_posix(): path.stat().st_size for path in files}
-            (building / META).write_text(json.dumps({**meta, "files": sizes}, indent=2) + "\n", encoding="utf-8")
+            meta |= {"files": {path.relative_to(building).as_posix(): entry_of(path) for path in files}}
+            (building / META).write_text(json.dumps({**meta, "sum": key_of(meta)}, indent=2) + "\n", encoding="utf-8")
             for path in (*building.rglob("*"), building):
                 sync(path)
             _replace(folder, building)

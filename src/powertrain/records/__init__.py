@@ -162,6 +162,7 @@ class ModelFacts:
     provider: str = "native"                 # who computes it: "native" (our decoder), "transformers" or "unsloth"
     task: str = "causal"                     # "causal", "seq2seq" or "span"
     path: str = ""                           # of pretrained weights; "" = drawn here
+    digest: str = ""                         # of a base that is not trained itself; "" = unknown; see digest_weights
     method: str = "scratch"                  # "scratch", "full", "lora" or "qlora"
     adapter_parameters: int = 0              # of `parameters`; with them only these are trained
     adapted_layers: tuple[int, ...] = ()     # blocks that have adapters

@@ -56,6 +56,13 @@ def newest_checkpoint(folder: Path, until: float = math.inf) -> tuple[Path | Non
 
 def what_is_wrong(path: Path) -> str | None:
     """Return the first thing that is wrong with a checkpoint; None for a whole one. It may be anybody's: nothing is trusted."""
+    try:
+        return _what_is_wrong(path)
+    except OSError as error:                 # of the disk, or without permission: an older checkpoint may be readable
+        return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
+
+
+def _what_is_wrong(path: Path) -> str | None:
     if not (path / MANIFEST).exists():
         return f"{MANIFEST} is missing, so the checkpoint was never finished"
     try:

@@ -113,6 +113,8 @@ def check_free(path: Path) -> None:
         raise WrongUse(f"the output folder {path} is a file; name another folder with --output")
     # an empty folder is free, and what a run left that ended before its recipe was written
     left = [entry.name for entry in path.iterdir() if not entry.name.endswith((".tmp", ".draft"))] if path.is_dir() else []
+    if path.is_dir():
+        refuse_links(folder)
     if not BEGINNINGS.issuperset(left) or ("checkpoints" in left and any(folder.checkpoints.iterdir())):
         raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")
 
@@ -263,12 +265,14 @@ def check_same(folder: RunFolder, resolved: Resolved) -> None:
                        "another folder with --output")
 
 
-def check_same_data(folder: RunFolder, digest: str) -> None:
-    """Raise WrongUse where the run was begun on other data than are there now: its examples would be others."""
-    data = read_json(folder.facts).get("data")
-    if isinstance(data, dict) and data.get("digest") not in (None, digest):
-        raise WrongUse(f"{folder.path} was begun on other data: {data.get('source')} has changed since; restore it, or start a "
-                       "new run with --output")
+def check_same_material(folder: RunFolder, data: str, base: str) -> None:
+    """Raise WrongUse where the run was begun on other data, or beside another base, than are there now. Both are digests."""
+    facts = read_json(folder.facts)
+    for what, key, place, digest in (("on other data", "data", "source", data), ("beside another base", "model", "path", base)):
+        found = facts.get(key)
+        if isinstance(found, dict) and found.get("digest") not in (None, "", digest):
+            raise WrongUse(f"{folder.path} was begun {what}: {found.get(place)} has changed since; restore it, or start a new "
+                           "run with --output")
 
 
 def is_complete(folder: RunFolder, events: Sequence[Event]) -> bool:

@@ -117,7 +117,7 @@ def tuning_key(facts: Facts, recipe: Recipe) -> str:
     weights: another base of the same shape runs at the same speed.
     """
     parts = {"format": FORMAT, "machine": facts.hardware.fingerprint, "torch": facts.software.versions.get("torch"),
-             "powertrain": version_of("powertrain"), "model": to_plain(replace(facts.model, path="")),
+             "powertrain": version_of("powertrain"), "model": to_plain(replace(facts.model, path="", digest="")),
              "data": _shape(facts.data), "method": recipe.method, "pins": recipe.techniques,
              "adapters": recipe.lora.model_dump() if facts.model.adapter_parameters else None,
              "quantisation": recipe.quantisation.model_dump() if recipe.method == "qlora" else None}

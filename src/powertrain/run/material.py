@@ -23,7 +23,7 @@ from powertrain.facts.model import model_facts
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import ModelConfig, make_config
-from powertrain.models.huggingface.hub import find_model, read_config, read_model_json
+from powertrain.models.huggingface.hub import digest_weights, find_model, read_config, read_model_json
 from powertrain.models.huggingface.providers import Choice, availability, choose_provider, decoder_start
 from powertrain.recipe import DataRecipe, Recipe, Resolved, flat
 from powertrain.recipe.schema import OWN_TOKENIZERS
@@ -228,7 +228,8 @@ def pretrained_material(resolved: Resolved, software: Software, cache: Path, tel
     base = find_base(resolved.recipe, software)
     tell(ReadingModel(path=str(resolved.recipe.model.path), because=base.choice.because))
     adapters = _adapters(resolved.recipe, base)
-    facts = _model_facts(resolved.recipe, base, adapters)
+    facts = replace(_model_facts(resolved.recipe, base, adapters),
+                    digest="" if resolved.recipe.method == "full" else digest_weights(base.folder))
     store = _examples(resolved.recipe, base, cache, tell)
     if (tokens := store.tokenizer.vocabulary) > facts.vocabulary:
         raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,} rows, too few by "

@@ -1,10 +1,10 @@
 """Which files a source names: a file, a glob or a folder; and which part is read where a source comes in parts.
 
-In a folder, a file is passed over if it is hidden (a leading dot), empty, or binary by git's rule (a NUL byte in the first 8000
-bytes). A folder that `datasets` saved lists its files itself. In any other folder the files are sorted by name. Files whose
-name or folder says train, valid or test are parts, and one part is read: train by default. Rows in two formats are refused,
-because they are most often the same rows twice. A mixture of rows and texts is refused too, except for the files that describe
-a dataset: README, LICENSE and their like.
+In a folder, a file is passed over if it is hidden (a leading dot), in a run's folder, empty, or binary by git's rule (a NUL
+byte in the first 8000 bytes). A folder that `datasets` saved lists its files itself. In any other folder the files are sorted
+by name. Files whose name or folder says train, valid or test are parts, and one part is read: train by default. Rows in two
+formats are refused, because they are most often the same rows twice. A mixture of rows and texts is refused too, except for
+the files that describe a dataset: README, LICENSE and their like.
 """
 
 import difflib
@@ -87,9 +87,14 @@ def visible_files(folder: Path) -> list[Path]:
 
     files = []
     for parent, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not is_run(Path(parent, name))]
         files += [Path(parent, name) for name in names if not name.startswith(".")]
     return sorted(filter(Path.is_file, files), key=lambda path: path.relative_to(folder).as_posix())
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a run of Powertrain's: with data=. the next run would read what the last one wrote."""
+    return all((folder / name).exists() for name in ("recipe.yaml", "plan.json", "checkpoints"))
 
 
 def looks_like_text(path: Path) -> bool:

@@ -137,6 +137,8 @@ class BridgedModel(Model):
         else:
             with quietly(), disk_errors(folder):
                 self.network.save_pretrained(folder)
+            for path in folder.glob("*.safetensors"):    # the library's own permissions are 0600
+                path.chmod((folder / "config.json").stat().st_mode)
         if tokenizer is not None:
             tokenizer.save(folder)
 

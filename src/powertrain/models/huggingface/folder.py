@@ -127,8 +127,11 @@ class Shards:
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write `tensors` as a safetensors file. Raises OSError where the disk refuses."""
+    path.touch()                             # with the permissions of any new file: the library's own are 0600
+    mode = path.stat().st_mode
     with disk_errors(path):
         save_file(tensors, path, metadata=metadata)
+    path.chmod(mode)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ files. Only files that cannot run anything by being read are fetched: JSON, text
 that a repository brings is fetched as text; running it takes `trust_remote_code`, which is not this module's.
 """
 
+import hashlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 # in folders of their own lie copies for other programs, and consolidated*.safetensors are Mistral's weights once more
 NOT_FETCHED = ["*/*", "consolidated*", "*.fp16.*"]
+SAMPLES, SAMPLE_BYTES = 512, 4096            # of each file of weights, to know it again
 ANSWER_S = 10.0              # to wait for the hub's first answer: what huggingface_hub waits for a file's
 
 
@@ -75,6 +77,26 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(where, dict):
         raise WrongUse(f"{folder / SHARDS} does not say which file holds which weight; copy or download it again")
     return [folder / name for name in sorted({Path(str(file)).name for file in where.values()})]
+
+
+def digest_weights(folder: Path) -> str:
+    """Return a sha256 (hex) by which another base of the same shape shows; "" where no weights are there to read.
+
+    It is of the size and of even samples of each file: all of a large model would take minutes to read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path in weight_files(folder):
+            refuse_special(path)
+            size_bytes = path.stat().st_size
+            digest.update(str(size_bytes).encode())
+            with open(path, "rb") as file:
+                for place in range(0, size_bytes, max(SAMPLE_BYTES, size_bytes // SAMPLES)):
+                    file.seek(place)
+                    digest.update(file.read(SAMPLE_BYTES))
+    except (WrongUse, OSError):              # loading the model says what is wrong
+        return ""
+    return digest.hexdigest()
 
 
 def read_adapter_json(folder: Path) -> Json:
