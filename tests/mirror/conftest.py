@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_store import Proxy, proxy_before
 from fsspec import AbstractFileSystem
 
+from faulty_proxy import Proxy, proxy_before
 from powertrain.mirror.waiting import Settings
 
 SECRET = "a-secret-key-that-stands-in-no-file"

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from faulty_store import Fault, Proxy
 
+from faulty_proxy import Fault, Proxy
 from powertrain.mirror import store as stores
 from powertrain.mirror.store import Store, cure_of, etag_of, told
 from powertrain.records import WrongUse

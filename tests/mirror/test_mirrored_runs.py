@@ -13,12 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
-from faulty_store import Fault as StoreFault
-from faulty_store import Proxy
 
 import driver
 from conftest import SECRET
 from driver import TINY, Fault
+from faulty_proxy import Fault as StoreFault
+from faulty_proxy import Proxy
 from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store
 from powertrain.records.event_log import read_all_events

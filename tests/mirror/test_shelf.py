@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import zstandard
-from faulty_store import Fault, Proxy
 from made_sets import made_checkpoint, wait_with
 
+from faulty_proxy import Fault, Proxy
 from powertrain.mirror import waiting
 from powertrain.mirror.returning import bring_back
 from powertrain.mirror.shelf import COMPLETE, Shelf

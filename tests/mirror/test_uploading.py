@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_store import Fault, Proxy
 from made_sets import made_checkpoint, wait_with
 
 from driver import PRELOADED
+from faulty_proxy import Fault, Proxy
 from powertrain.mirror import process as uploading
 from powertrain.mirror import waiting
 from powertrain.mirror.process import LAST_TRIES, LONGEST_PAUSE_S, Uploader, alone, pause_s, upload_all

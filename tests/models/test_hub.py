@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from faulty_proxy import Fault, proxy_before
 from powertrain.models.huggingface.hub import find_model
 from powertrain.records import WrongUse
 
 COMMIT, OLDER = "a" * 40, "b" * 40
-MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}"}
+MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{ }"}
 
 
 def answer_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +49,7 @@ def lay_out(cache: Path, files: dict[str, bytes], commit: str = COMMIT, branch: 
     for folder in (snapshot, kept / "blobs", kept / "refs"):
         folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        blob = kept / "blobs" / hashlib.sha256(name.encode() + content).hexdigest()
+        blob = kept / "blobs" / hashlib.sha256(content).hexdigest()
         blob.write_bytes(content)
         (snapshot / name).symlink_to(blob)
     if branch is not None:
@@ -86,6 +87,10 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             status, headers, content = has.answer(self.path)
+            if (asked := self.headers.get("Range")) is not None and status == 200:       # a download goes on
+                begin = int(asked.removeprefix("bytes=").partition("-")[0])
+                headers |= {"Content-Range": f"bytes {begin}-{len(content) - 1}/{len(content)}"}
+                status, content = 206, content[begin:]
             self.send_response(status)
             for name, value in (headers | {"Content-Length": str(len(content))}).items():
                 self.send_header(name, value)
@@ -231,3 +236,38 @@ def test_a_tokenizer_that_is_not_cached_is_fetched_if_it_can_be(cache: Path, hub
     (snapshot / "tokenizer.json").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert find_model("org/name") == snapshot
+
+
+WEIGHTS = "resolve/" + COMMIT + "/model.safetensors"
+
+
+@pytest.mark.parametrize("fault", [
+    Fault("cut_answer", 0, "GET", WEIGHTS), Fault("cut_answer", 3, "GET", WEIGHTS), Fault("corrupt_answer", 3, "GET", WEIGHTS),
+    Fault("status", 500, "GET", WEIGHTS), Fault("status", 403, "GET", WEIGHTS), Fault("status", 503, "GET", "/tree/"),
+    Fault("corrupt_answer", 1, "GET", "/tree/"), Fault("cut_answer", 9, "GET", "/api/models"),
+    Fault("corrupt_answer", 3, "GET", "config.json")], ids=lambda fault: f"{fault.kind}-{fault.number}-{fault.key[-8:]}")
+def test_a_download_that_is_disturbed_ends_in_a_sentence_and_comes_whole_the_next_time(
+        fault: Fault, cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)           # huggingface_hub's, between its tries
+    hub.files = MODEL
+    with proxy_before(constants.ENDPOINT.removeprefix("http://")) as proxy:
+        answer_at(int(proxy.url.rpartition(":")[2]), monkeypatch)
+        proxy.faults = [fault]
+        said = refusal("org/name")
+        assert "org/name" in said
+        assert "\n" not in said
+        proxy.faults = []
+        found = find_model("org/name")
+    assert {file.name: file.read_bytes() for file in found.iterdir()} == MODEL
+    assert not [*cache.rglob("*.incomplete")]
+
+
+@pytest.mark.parametrize("fault", [Fault("cut_answer", 3, "GET", WEIGHTS, times=2), Fault("delay", 300, "GET", WEIGHTS)],
+                         ids=lambda fault: fault.kind)
+def test_a_fault_that_passes_is_not_seen(fault: Fault, cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = MODEL
+    with proxy_before(constants.ENDPOINT.removeprefix("http://")) as proxy:
+        answer_at(int(proxy.url.rpartition(":")[2]), monkeypatch)
+        proxy.faults = [fault]
+        found = find_model("org/name")
+    assert (found / "model.safetensors").read_bytes() == MODEL["model.safetensors"]

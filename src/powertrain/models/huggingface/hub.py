@@ -7,6 +7,7 @@ that a repository brings is fetched as text; running it takes `trust_remote_code
 
 import hashlib
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken
 # in folders of their own lie copies for other programs, and consolidated*.safetensors are Mistral's weights once more
 NOT_FETCHED = ["*/*", "consolidated*", "*.fp16.*"]
 SAMPLES, SAMPLE_BYTES = 512, 4096            # of each file of weights, to know it again
+CLOCK_S, PIECE_BYTES = 2.0, 1 << 22          # times of files may be whole seconds
 ANSWER_S = 10.0              # to wait for the hub's first answer: what huggingface_hub waits for a file's
 
 
@@ -188,17 +190,47 @@ def fetch(repository: str, revision: str | None, cached: Path | None) -> Path:
     """Return the repository's cached folder, with missing files downloaded. Raises WrongUse with the reason if that fails."""
     from huggingface_hub import HfApi, snapshot_download
 
+    began = time.time()
     try:
         # asked first: without an answer snapshot_download would hand out the folder in the cache, incomplete as it is
         HfApi().model_info(repository, revision=revision, timeout=ANSWER_S)
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED))
     except Exception as error:      # the hub's, the HTTP library's or the disk's: each ends the same way, with its reason
         raise WrongUse(explain(error, repository, revision, cached)) from error
+    if damaged := remove_damaged(folder, began):
+        raise WrongUse(f"{', '.join(damaged)} of {repository} came damaged from the Hugging Face hub and was removed from its "
+                       "cache; run it again")
     if missing := missing_files(folder):
         raise WrongUse(f"{repository} on the Hugging Face hub has no {' and no '.join(missing)}; a model needs {CONFIG} and "
                        f"weights as safetensors, and pickled ones (pytorch_model.bin) are never loaded: choose another, or "
                        f"have it converted")
     return folder
+
+
+def remove_damaged(folder: Path, since: float) -> list[str]:
+    """Remove the files that came since then and are not what the hub says; return their names.
+
+    huggingface_hub checks a file's size alone. In its cache a file is a link to one that has the sum of its content as name:
+    a sha256 for large ones, git's sha1 for the others.
+    """
+    links = [file for file in sorted(folder.iterdir()) if file.is_symlink()]
+    damaged = [link for link in links if link.exists() and link.stat().st_mtime >= since - CLOCK_S
+               and _is_damaged(link.resolve())]
+    for link in damaged:
+        link.resolve().unlink(missing_ok=True)           # two files of the same content are links to one
+        link.unlink()
+    return [link.name for link in damaged]
+
+
+def _is_damaged(kept: Path) -> bool:
+    by_length = {64: hashlib.sha256(),
+                 40: hashlib.sha1(b"blob %d\0" % kept.stat().st_size, usedforsecurity=False)}
+    if (digest := by_length.get(len(kept.name))) is None:
+        return False
+    with open(kept, "rb") as content:
+        while piece := content.read(PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest() != kept.name
 
 
 def explain(error: Exception, repository: str, revision: str | None, cached: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""A proxy before an S3 server that delays, cuts, corrupts and refuses."""
+"""A proxy before an S3 server or a hub that delays, cuts, corrupts and refuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fault:
 
 @dataclass
 class Proxy:
-    """A proxy before the S3 server."""
+    """A proxy before a server."""
 
     url: str
     faults: list[Fault] = field(default_factory=list)
