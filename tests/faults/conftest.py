@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import layer
 import pytest
 from forked import Commands
-from runs import World, make_world
-
-T = TypeVar("T")
-Few = Callable[[Sequence[T], int], list[T]]
-Count = Callable[[str, int], None]
+from runs import Count, Few, T, World, make_world
 
 
 @pytest.fixture(scope="session")

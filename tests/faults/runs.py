@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forked import Commands, Ended
 
@@ -33,6 +33,10 @@ MEASURED = ("plan", *RUN[1:-2])
 CODES = (0, 1, 2, 3, 75)
 TEMPORARY = re.compile(r"\.tmp|\.building-|unfinished|\.draft$")
 DONE_AND_SAVED = {"finished": 0, "stopped": 75}
+
+T = TypeVar("T")
+Few = Callable[[Sequence[T], int], list[T]]      # of the fixtures of conftest.py
+Count = Callable[[str, int], None]
 
 
 @dataclass

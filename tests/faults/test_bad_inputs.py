@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from bad_inputs import FIFO, SCRATCH, BadInput, bad_inputs
 from forked import Commands
+from runs import Count
 
 from adapted_models import make_base
-from conftest import Count
 from example_folders import chat_folder, json_lines
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from forked import CALLS, Commands
 from layer import AT_CALLS, DAY_S, KILLED, STOPPED, read_log
-from runs import AGAIN, CODES, MEASURED, ROWS, RUN, TEXT, World, check_ended, check_recovered, check_tidy, contents
+from runs import AGAIN, CODES, MEASURED, ROWS, RUN, TEXT, Count, Few, World, check_ended, check_recovered, check_tidy, contents
 
-from conftest import Count, Few
 from powertrain.records.event_log import read_all_events
 
 PARTS = 6                    # of the calls of an operation, so that several processes share them

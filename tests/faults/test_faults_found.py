@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from bad_texts import M
-from runs import ROWS, RUN, World, check_recovered, contents, of_run
+from runs import ROWS, RUN, Count, World, check_recovered, contents, of_run
 
-from conftest import Count
 from example_folders import chat_folder
 from powertrain.data.examples import trial
 from powertrain.data.examples.templates import find_template

@@ -9,9 +9,8 @@ import pytest
 from forked import CALLS
 from layer import Done, read_log
 from power_loss import Disk
-from runs import ROWS, RUN, TEXT, World, check_recovered, contents
+from runs import ROWS, RUN, TEXT, Count, World, check_recovered, contents
 
-from conftest import Count
 from powertrain.records.checkpoints import checkpoints_in, newest_checkpoint, what_is_wrong
 from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.events import Saved, Step

@@ -12,9 +12,8 @@ import time
 
 import pytest
 from layer import AT_CALLS, HUNG_UP, JUMPS, STOPPED
-from runs import AGAIN, World, check_recovered
+from runs import AGAIN, Count, World, check_recovered
 
-from conftest import Count
 from powertrain.records.checkpoints import newest_checkpoint
 
 KINDS = (*AT_CALLS.values(), STOPPED, HUNG_UP, *JUMPS)

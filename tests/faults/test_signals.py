@@ -9,9 +9,8 @@ import time
 import pytest
 from forked import Commands
 from layer import HUNG_UP, JUMPS, PAUSED, STOPPED
-from runs import AGAIN, RUN, World, check_ended, check_recovered
+from runs import AGAIN, RUN, Count, Few, World, check_ended, check_recovered
 
-from conftest import Count, Few
 from powertrain.records.event_log import read_all_events
 from powertrain.records.events import Resume, Start
 

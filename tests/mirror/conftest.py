@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 from fsspec import AbstractFileSystem
+from made_sets import SECRET
 
 from faulty_proxy import Proxy, proxy_before
 from powertrain.mirror.waiting import Settings
-
-SECRET = "a-secret-key-that-stands-in-no-file"
 
 
 @pytest.fixture(scope="session")

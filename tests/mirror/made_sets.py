@@ -12,6 +12,8 @@ from safetensors.numpy import save_file
 from powertrain.mirror import waiting
 from powertrain.records.checkpoints import ABOUT, FILES, MANIFEST, entry_of
 
+SECRET = "a-secret-key-that-stands-in-no-file"
+
 
 def made_checkpoint(run: Path, step: int, *, weights_bytes: int = 3000) -> Path:
     """A checkpoint that verifies, of random bytes."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
+from made_sets import SECRET
 
 import driver
-from conftest import SECRET
 from driver import TINY, Fault
 from faulty_proxy import Fault as StoreFault
 from faulty_proxy import Proxy

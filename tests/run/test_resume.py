@@ -153,6 +153,19 @@ def test_a_changed_recipe_is_refused_with_every_difference(cli: Cli, words: list
     assert cli("train", "--resume", "run", "logging_steps=5")[0] == 0
 
 
+def test_a_recipe_that_was_changed_on_the_disk_is_refused(cli: Cli, words: list[str], tmp_path: Path) -> None:
+    assert cli(*words, fault=("step", 6))[0] == -9
+    recipe = tmp_path / "run" / "recipe.yaml"
+    written = recipe.read_text()
+    assert "learning_rate: 0.003" in written
+    recipe.write_text(written.replace("learning_rate: 0.003", "learning_rate: 0.007"))
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 2
+    assert "is not the recipe of step 4: it was changed by hand or by a bad disk" in err
+    recipe.write_text(written)
+    assert cli("train", "--resume", "run")[0] == 0
+
+
 def test_two_processes_do_not_train_in_one_folder(cli: Cli, words: list[str], tmp_path: Path) -> None:
     import fcntl
 

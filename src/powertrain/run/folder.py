@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import hashlib
 import math
 import random
 import socket
@@ -22,6 +23,7 @@ from typing import Any, TextIO
 from powertrain.machine import not_through_a_link
 from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
+from powertrain.records.checkpoints import ABOUT, checkpoints_in
 from powertrain.records.errors import NAMED
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, Start, Step
@@ -245,6 +247,22 @@ def check_whole(folder: RunFolder) -> None:
     read_json(folder.facts)
     read_json(folder.plan)
     stored_recipe(folder)
+    _check_recipe(folder)
+
+
+def _check_recipe(folder: RunFolder) -> None:
+    """Raise WrongUse where the newest checkpoint was saved beside another recipe.yaml."""
+    newest = max(checkpoints_in(folder.checkpoints).items(), default=None)
+    if newest is None:
+        return
+    step, checkpoint = newest
+    try:
+        saved_beside = read_json(checkpoint / ABOUT).get("recipe_sha256")
+    except (WrongUse, OSError):              # earlier versions wrote no such file; a damaged one tells nothing
+        return
+    if saved_beside not in (None, hashlib.sha256(folder.recipe.read_bytes()).hexdigest()):
+        raise WrongUse(f"{folder.recipe} is not the recipe of step {step}: it was changed by hand or by a bad disk; restore a "
+                       f"copy of it. What may change on the way is given as KEY=VALUE after `--resume {folder.path}`")
 
 
 def refuse_links(folder: RunFolder) -> None:
