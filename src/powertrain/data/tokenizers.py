@@ -267,8 +267,13 @@ def named_tokens(folder: Path) -> dict[str, str]:
     # transformers believes the older file, unless the newer one lists all added tokens
     order = (config, legacy) if "added_tokens_decoder" in config else (legacy, config)
     tokens = {role: next((settings[role] for settings in order if settings.get(role) is not None), None) for role in NAMED}
-    return {role: str(token["content"]) if isinstance(token, dict) else str(token)
-            for role, token in tokens.items() if token is not None}
+    found: dict[str, Any] = {role: token.get("content") if isinstance(token, dict) else token
+                             for role, token in tokens.items() if token is not None}
+    for role, token in found.items():
+        if not isinstance(token, str) or token.encode(errors="replace").decode() != token:
+            raise WrongUse(f"{folder} names the {role} {str(token)[:40]!a}, which is no text; copy or download its "
+                           f"{CONFIG} again")
+    return found
 
 
 def _open_library(path: Path) -> LibraryTokenizer:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from powertrain.models.config import MOST, ModelConfig, refuse_counts
 from powertrain.models.huggingface.families import FORMATS, Json, from_hf_config, token_ids
-from powertrain.models.huggingface.fields import OF_ADAPTERS, OF_FAMILIES, check_kinds
+from powertrain.models.huggingface.fields import OF_ADAPTERS, OF_FAMILIES, OF_ROTARY, check_kinds
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, refuse_special
 
@@ -57,6 +57,8 @@ def _checked(found: Json, file: Path) -> Json:
     check_kinds(found, file)
     if file.name == CONFIG and (family := found.get("model_type")) in FORMATS:
         check_kinds(found, file, OF_FAMILIES)
+        for table in ("rope_scaling", "rope_parameters"):
+            check_kinds(found.get(table) or {}, file, OF_ROTARY)
         try:
             refuse_counts(**{ours: found.get(theirs) for theirs, ours in FORMATS[family].fields.items() if ours in MOST})
         except WrongUse as error:
