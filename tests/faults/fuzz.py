@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ def mutated(name: str, content: bytes, seed: int) -> bytes:
         return _bytes_changed(content, draw)
     value = json.loads(content)
     if name == "tokenizer.json" and draw.random() < 0.25:
-        value |= dict(draw.sample(PIECES, draw.choice((1, 1, 2))))
+        value |= copy.deepcopy(dict(draw.sample(PIECES, draw.choice((1, 1, 2)))))
     twice: tuple[str, Any] | None = None
     for _ in range(draw.choice((1, 1, 2, 3))):
         way = draw.choice(list(places(value)))
@@ -78,15 +79,15 @@ def mutated(name: str, content: bytes, seed: int) -> bytes:
             holder = holder[key]
         how = draw.random()
         if how < 0.55:
-            holder[way[-1]] = draw.choice(ODD)
+            holder[way[-1]] = _odd(draw)
         elif how < 0.7:
             del holder[way[-1]]
         elif how < 0.85:
-            value[draw.choice(WORDS)] = draw.choice(ODD)
+            value[draw.choice(WORDS)] = _odd(draw)
         elif how < 0.95 and isinstance(holder[way[-1]], (int, float)):
             holder[way[-1]] *= draw.choice((-1, 0, 2, 3, 1000, 10**9, 0.5, 1e30))
         else:
-            twice = str(way[0]), draw.choice(ODD)
+            twice = str(way[0]), _odd(draw)
         if not value:
             break
     text = json.dumps(value)
@@ -95,6 +96,10 @@ def mutated(name: str, content: bytes, seed: int) -> bytes:
     if draw.random() < 0.03:
         text = '{"x": ' + draw.choice(("[", '{"a": ')) * DEEP + text
     return text.encode("utf-8", "surrogatepass")
+
+
+def _odd(draw: random.Random) -> Any:
+    return copy.deepcopy(draw.choice(ODD))               # a later mutation may change what is in it
 
 
 def _bytes_changed(content: bytes, draw: random.Random) -> bytes:
