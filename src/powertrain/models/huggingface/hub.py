@@ -82,10 +82,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def digest_weights(folder: Path) -> str:
-    """Return a sha256 (hex) by which another base of the same shape shows; "" where no weights are there to read.
-
-    It is of the size and of even samples of each file: all of a large model would take minutes to read.
-    """
+    """Return a sha256 (hex) of even samples of each file, by which another base shows; "" without weights to read."""
     digest = hashlib.sha256()
     try:
         for path in weight_files(folder):
