@@ -42,6 +42,14 @@ def test_a_failed_allocation_is_a_sentence(error: Exception, capsys: pytest.Capt
     assert capsys.readouterr().err.startswith("powertrain: out of memory; ")
 
 
+def test_a_panic_of_a_library_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    class PanicException(BaseException):     # as pyo3 makes its own
+        pass
+
+    assert explain(PanicException("range end index 9 out of range"), as_json=False) == 2
+    assert "a library broke off at what a file says (range end index 9" in capsys.readouterr().err
+
+
 def test_a_fault_of_ours_keeps_its_traceback() -> None:
     assert explain(RuntimeError("shapes cannot be multiplied"), as_json=False) is None
 

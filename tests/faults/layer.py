@@ -33,7 +33,8 @@ class Kind:
 
 KILLED = Kind("SIGKILL", KILL)
 REFUSALS = (Kind("EIO once", REFUSE, errno.EIO), Kind("EIO for ever", REFUSE, errno.EIO, lasting=True),
-            Kind("ENOSPC for ever", REFUSE, errno.ENOSPC, lasting=True), Kind("EACCES once", REFUSE, errno.EACCES))
+            Kind("ENOSPC for ever", REFUSE, errno.ENOSPC, lasting=True), Kind("EACCES once", REFUSE, errno.EACCES),
+            Kind("EACCES for ever", REFUSE, errno.EACCES, lasting=True))
 AT_CALLS = {kind.words: kind for kind in (KILLED, *REFUSALS)}
 STOPPED = Kind("SIGTERM", SIGNAL, signal.SIGTERM)
 PAUSED = Kind("SIGSTOP", SIGNAL, signal.SIGSTOP)

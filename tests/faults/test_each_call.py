@@ -16,7 +16,22 @@ from typing import Any
 import pytest
 from forked import CALLS, Commands
 from layer import AT_CALLS, DAY_S, KILLED, STOPPED, read_log
-from runs import AGAIN, CODES, MEASURED, ROWS, RUN, TEXT, Count, Few, World, check_ended, check_recovered, check_tidy, contents
+from runs import (
+    AGAIN,
+    CODES,
+    MEASURED,
+    ROWS,
+    RUN,
+    TEXT,
+    Count,
+    Few,
+    World,
+    check_ended,
+    check_recovered,
+    check_tidy,
+    contents,
+    of_run,
+)
 
 from powertrain.records.event_log import read_all_events
 
@@ -127,6 +142,31 @@ def test_a_cache_hit_at_any_call_is_made_again(world: World, few: Few, count: Co
         assert expected is None or contents(cache / part) == expected
         check_tidy(cache)
     count(f"{name}: {kind}", len(tried))
+
+
+LASTING = [kind for kind in AT_CALLS if kind.endswith("for ever")]
+
+
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_run_needs_nothing_of_its_cache_but_its_tokens(world: World, few: Few, count: Count, kind: str) -> None:
+    """Where the cache takes nothing for ever, what is measured or learned for later runs is lost, and the run is the same."""
+    world.whole(TEXT, world.folder("case"))
+
+    def tokens_alone() -> Path:
+        cache = world.folder("refusing-cache")
+        shutil.copytree(world.cache / "tokens", cache / "tokens")
+        return cache
+
+    calls = calls_of(world, RUN, world.folder("case"), cache := tokens_alone(), cache=str(cache))
+    tried = few(range(1, calls + 2), 2)
+    for call in tried:
+        cache, folder = tokens_alone(), world.folder("case")
+        ended = world.whole(RUN, folder, cache=str(cache), fault=AT_CALLS[kind].at(call, cache))
+        print(kind, call, ended.code)
+        assert "Traceback" not in ended.said, ended.said[-2000:]
+        assert of_run(folder / "run") == world.unbroken
+        check_tidy(folder)
+    count(f"all of a run's cache but its tokens: {kind}", len(tried))
 
 
 # ------------------------------------------------------------------------------------------------ the layer itself

@@ -6,17 +6,20 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from bad_texts import M
+from layer import STOPPED
 from runs import ROWS, RUN, Count, World, check_recovered, contents, of_run
 
 from example_folders import chat_folder
 from powertrain.data.examples import trial
 from powertrain.data.examples.templates import find_template
 from powertrain.data.examples.tokenizer import open_example_tokenizer
+from powertrain.data.tokenizers import BytePairTokenizer
 from powertrain.models.huggingface.folder import save_tensors
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
@@ -78,11 +81,16 @@ def test_a_store_of_equal_size_with_other_content_is_made_again(world: World, co
 @pytest.mark.parametrize("way", ["closed", "full"])
 @pytest.mark.parametrize("gone", [(1,), (2,), (1, 2)], ids=["stdout", "stderr", "both"])
 def test_a_run_goes_on_where_nobody_takes_its_output(world: World, count: Count, way: str, gone: tuple[int, ...]) -> None:
-    folder = world.folder("unread")
-    ended = world.run((*RUN, "--json"), folder, **{way: gone})
-    assert (ended.code, "Traceback" in ended.said) == (0, False), ended.said[-2000:]
-    check_recovered(world, folder)
-    count("output that nobody takes", 1)
+    for more in ((), ("--json",)):
+        folder = world.folder("unread")
+        ended = world.run((*RUN, *more), folder, **{way: gone})
+        assert (ended.code, "Traceback" in ended.said) == (0, False), ended.said[-2000:]
+        check_recovered(world, folder)
+    ended = world.run(("train", "--resume", "run"), folder, **{way: gone})       # which has nothing to say but the result
+    assert ended.code == 0, ended.said
+    stopped = world.run((*RUN[:-1], "stopped"), folder, fault=STOPPED.at(100, folder / "stopped"), **{way: gone})
+    assert stopped.code == 75, stopped.said              # the run's own, though nobody takes its result
+    count("output that nobody takes", 4)
 
 
 def test_a_command_whose_answer_nobody_takes_says_so_and_a_closed_pipe_is_no_failure(world: World, count: Count) -> None:
@@ -167,11 +175,12 @@ def test_weights_have_the_permissions_of_the_files_beside_them(tmp_path: Path) -
 
 
 def test_a_disk_that_is_full_for_a_tokenizers_file_is_an_oserror(tmp_path: Path) -> None:
-    tokenizer = open_example_tokenizer(chat_folder(tmp_path / "chat"))
+    of_folder = open_example_tokenizer(chat_folder(tmp_path / "chat"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "tokenizer.json").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        tokenizer.save(tmp_path / "full")
+    for tokenizer in (of_folder, replace(of_folder, changed=True, files=()), BytePairTokenizer.trained(["aa bb"] * 9, 260)):
+        with pytest.raises(OSError, match="No space left"):
+            tokenizer.save(tmp_path / "full")
 
 
 # ------------------------------------------------------------------------------------------------ words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.rows import formats
 from powertrain.data.rows.row import BadRow, Message
 from powertrain.data.tokenizers import BytePairTokenizer
-from powertrain.models.huggingface.hub import find_model, read_adapter_json, read_model_json
+from powertrain.models.huggingface.hub import find_model, read_adapter_json, read_config, read_model_json
 from powertrain.recipe.plain_yaml import MOST_VALUES, Yaml
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, write_json
@@ -152,3 +153,32 @@ def test_an_adapters_config_has_the_kinds_of_an_adapters(tmp_path: Path, fields:
     write_json(tmp_path / "adapter_config.json", fields)
     with pytest.raises(WrongUse, match=r"adapter_config\.json"):
         read_adapter_json(tmp_path)
+
+
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "should be a finite number"),
+    ({"rope_parameters": {"rope_type": "longrope", "short_factor": 3}}, "should be a list of finite numbers"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}}, "cannot be"),
+    ({"rope_theta": -1.0}, "cannot be computed"), ({"rms_norm_eps": -1.0}, "cannot be computed")])
+def test_rotary_positions_and_norms_have_numbers_that_can_be_used(tmp_path: Path, fields: dict[str, object], says: str) -> None:
+    write_json(tmp_path / "config.json", {
+        "model_type": "llama", "vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "intermediate_size": 64, "max_position_embeddings": 64, **fields})
+    with pytest.raises(WrongUse, match=says):
+        read_config(tmp_path)
+
+
+DOTS = {"type": "Replace", "pattern": {"Regex": "."}, "content": "." * 99}
+
+
+@pytest.mark.parametrize(("file", "fields", "says"), [
+    ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [DOTS] * 9}}, "takes seconds or a GiB"),
+    ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"<|im_end|>": 2**31}, "merges": []}}, "2,147,483,649 tokens"),
+    ("tokenizer_config.json", {"eos_token": 3}, "names the eos_token '3', which is no text"),
+    ("tokenizer_config.json", {"eos_token": {"lstrip": True}}, "which is no text"),
+    ("tokenizer_config.json", {"bos_token": "\ud800"}, r"the bos_token '\\ud800', which is no text")])
+def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path: Path, file: str, fields: dict[str, object], says: str) -> None:
+    folder = chat_folder(tmp_path / "chat")
+    (folder / file).write_text(json.dumps(read_json(folder / file) | fields))
+    with pytest.raises(WrongUse, match=says):
+        open_example_tokenizer(folder)

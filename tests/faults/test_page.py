@@ -26,7 +26,7 @@ def test_each_line_of_what_was_found_has_its_test() -> None:
     assert {how_grave for how_grave, *_ in FOUND} == {"high", "medium", "low", "untried"}
     for word in ("H1", "H2", "H3", "H4", "H5", "H6", "tokenizer.json", "newest checkpoint", "head", "templates", "audit",
                  "token store", "YAML", "learning_rate", "100 MB", "link", "char tokenizer", "sizes", "FIFOs", "lipsum", "NaN",
-                 "name=../x", ".lock", "--sarif", "twice", "0600", "lasting EIO", "lasting errors of a cache"):
+                 "name=../x", ".lock", "--sarif", "twice", "0600", "lasting EIO", "lasting errors of a cache", "config.json"):
         assert any(word in fault for _, fault, _ in FOUND), word
 
 

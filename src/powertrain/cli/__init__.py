@@ -78,7 +78,7 @@ def main() -> None:
         sys.exit(FAILED if not error.by_reader else 0)
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:
+    except BaseException as error:           # a panic of a library's Rust code is no Exception
         code = explain(error, as_json="--json" in sys.argv)
         if code is None:
             raise

@@ -108,7 +108,7 @@ def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: S
     out.print(table)
 
 
-def explain(error: Exception, *, as_json: bool) -> int | None:
+def explain(error: BaseException, *, as_json: bool) -> int | None:
     """Print in one sentence what went wrong; return the exit code, or None for our own fault, which needs its traceback."""
     from powertrain.report.result import printable
 
@@ -117,6 +117,8 @@ def explain(error: Exception, *, as_json: bool) -> int | None:
         message, code, fields = str(error), error.exit_code, error.fields()
         if isinstance(error, NotApplied):
             message += f"; nothing was trained. Train without the technique: {' '.join(error.cure)}"
+    elif type(error).__name__ == "PanicException":       # of pyo3, which has no class to import
+        message, code = f"a library broke off at what a file says ({error}); copy or download the model's files again", 2
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         message, code = f"{where}{error.strerror or error}", FAILED

@@ -126,21 +126,16 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 def print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
     """Print how a run ended. Where nobody takes it, the exit code of the command is still the run's."""
+    events, gzip_bits = read_events(folder / "events.jsonl"), prepared.material.gzip_bits_per_byte
     with contextlib.suppress(screen.OutputGone):
-        _print_result(folder, prepared, as_json=as_json)
-
-
-def _print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
-    events = read_events(folder / "events.jsonl")
-    gzip_bits = prepared.material.gzip_bits_per_byte
-    if as_json:
-        evaluation = last_of(Evaluated, events)
-        screen.print_json({"event": "result", "folder": str(folder), "gzip_bits_per_byte": gzip_bits,
-                           "perplexity": perplexity(evaluation.loss) if evaluation else None,
-                           "evaluation": to_line(evaluation) if evaluation else None})
-        return
-    screen.print_rows(result.sample_rows(events))
-    screen.print_rows(result.result_rows(events, str(folder), gzip_bits))
+        if as_json:
+            evaluation = last_of(Evaluated, events)
+            screen.print_json({"event": "result", "folder": str(folder), "gzip_bits_per_byte": gzip_bits,
+                               "perplexity": perplexity(evaluation.loss) if evaluation else None,
+                               "evaluation": to_line(evaluation) if evaluation else None})
+        else:
+            screen.print_rows(result.sample_rows(events))
+            screen.print_rows(result.result_rows(events, str(folder), gzip_bits))
 
 
 def resident_bytes() -> int:

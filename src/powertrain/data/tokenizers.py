@@ -25,11 +25,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from powertrain.data import table_tokenizers as tables
 from powertrain.data.documents import Document, in_batches
+from powertrain.data.examples.trial import ends
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean, first_line
 from powertrain.records.json_files import read_json
 
-BPE_VOCABULARY = 4096
+BPE_VOCABULARY, MOST_TOKENS = 4096, 2**25
 KINDS = ("char", "byte", "bpe")
 
 
@@ -197,7 +198,12 @@ class FolderTokenizer(_LibraryTokenizer):
         library.no_truncation()
         library.no_padding()
         end = named_tokens(folder).get("eos_token")
-        return cls(library, None if end is None else library.token_to_id(end), files)
+        found = cls(library, None if end is None else library.token_to_id(end), files)
+        if found.vocabulary > MOST_TOKENS:
+            raise WrongUse(f"{folder} has a tokenizer of {found.vocabulary:,} tokens, and {MOST_TOKENS:,} are the most")
+        if not ends(lambda: library.encode("It is a short text, of 9 words.\n")):
+            raise WrongUse(f"{folder} has a tokenizer that takes seconds or a GiB for a short text; copy or download it again")
+        return found
 
     @cached_property
     def digest(self) -> str:
@@ -267,8 +273,12 @@ def named_tokens(folder: Path) -> dict[str, str]:
     # transformers believes the older file, unless the newer one lists all added tokens
     order = (config, legacy) if "added_tokens_decoder" in config else (legacy, config)
     tokens = {role: next((settings[role] for settings in order if settings.get(role) is not None), None) for role in NAMED}
-    return {role: str(token["content"]) if isinstance(token, dict) else str(token)
-            for role, token in tokens.items() if token is not None}
+    found: dict[str, Any] = {role: token.get("content") if isinstance(token, dict) else token
+                             for role, token in tokens.items() if token is not None}
+    for role, token in found.items():
+        if not isinstance(token, str) or token.encode(errors="replace").decode() != token:
+            raise WrongUse(f"{folder} names the {role} {str(token)[:40]!a}, which is no text; copy or download {CONFIG} again")
+    return found
 
 
 def _open_library(path: Path) -> LibraryTokenizer:

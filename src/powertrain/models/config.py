@@ -157,6 +157,9 @@ def check_numbers(config: ModelConfig) -> None:
     refuse_counts(**{name: getattr(config, name) for name in MOST})
     if not 0 <= config.dropout < 1:
         raise WrongUse(f"dropout is {config.dropout}; it is the share that is dropped, from 0 to below 1")
+    if not 0 < config.rotary_share <= 1 or config.rotary_base <= 0 or not 0 <= config.norm_epsilon < 1:
+        raise WrongUse(f"rotary positions with the base {config.rotary_base:g} in {config.rotary_share:g} of a head, and norms "
+                       f"with {config.norm_epsilon:g}, cannot be computed; check the model's config.json")
     if config.activation not in ACTIVATIONS:
         raise WrongUse(f"there is no activation {config.activation!r}; use one of {', '.join(ACTIVATIONS)}")
     if config.end_of_text is not None and not 0 <= config.end_of_text < config.vocabulary:

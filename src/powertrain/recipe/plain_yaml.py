@@ -47,7 +47,8 @@ def count_values(node: yaml.Node, counted: dict[int, int]) -> int:
         return 1
     if id(node) not in counted:
         counted[id(node)] = WITHIN_ITSELF
-        refuse_twice(node)
+        if isinstance(node, yaml.MappingNode):
+            refuse_twice(node)
         parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
         counted[id(node)] = 1 + sum(count_values(part, counted) for part in parts)
     if counted[id(node)] == WITHIN_ITSELF:
@@ -57,13 +58,13 @@ def count_values(node: yaml.Node, counted: dict[int, int]) -> int:
     return counted[id(node)]
 
 
-def refuse_twice(node: yaml.Node) -> None:
+def refuse_twice(node: yaml.MappingNode) -> None:
     """Raise yaml.YAMLError for a table with a key twice: of two values one would be dropped in silence."""
-    names = set()
-    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-        if isinstance(key, yaml.ScalarNode) and key.value in names:
+    names: set[str] = set()
+    for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        if key.value in names:
             raise _refused(key, f"{key.value[:LONGEST_NUMBER]} stands there twice")
-        names.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        names.add(key.value)
 
 
 def _refused(node: yaml.Node, problem: str) -> yaml.YAMLError:

@@ -115,8 +115,7 @@ def check_free(path: Path) -> None:
         raise WrongUse(f"the output folder {path} is a file; name another folder with --output")
     # an empty folder is free, and what a run left that ended before its recipe was written
     left = [entry.name for entry in path.iterdir() if not entry.name.endswith((".tmp", ".draft"))] if path.is_dir() else []
-    if path.is_dir():
-        refuse_links(folder)
+    refuse_links(folder)
     if not BEGINNINGS.issuperset(left) or ("checkpoints" in left and any(folder.checkpoints.iterdir())):
         raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")
 
@@ -267,7 +266,7 @@ def _check_recipe(folder: RunFolder) -> None:
 
 def refuse_links(folder: RunFolder) -> None:
     """Raise WrongUse where something in a run's folder is a link: continuing or pruning would write and delete elsewhere."""
-    if links := sorted(path.name for path in folder.path.iterdir() if path.is_symlink()):
+    if links := sorted(path.name for path in folder.path.glob("*") if path.is_symlink()):
         raise WrongUse(f"{folder.path} has links for {', '.join(links[:NAMED])}, and a run writes and deletes in its own "
                        "folder; put in place of each link what it leads to")
 

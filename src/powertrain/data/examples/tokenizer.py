@@ -32,6 +32,7 @@ from powertrain.data.tokenizers import (
     read_settings,
 )
 from powertrain.records import WrongUse
+from powertrain.records.errors import first_line
 from powertrain.records.json_files import read_json, write_json
 
 Place = tuple[int, int]                      # start and stop, in characters or in tokens
@@ -146,8 +147,11 @@ def _added_texts(library: LibraryTokenizer) -> tuple[str, ...]:
 
 def _around(library: LibraryTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids that the post-processor puts before and behind a text."""
-    bare = library.encode(PROBE, add_special_tokens=False).ids
-    framed = library.encode(PROBE, add_special_tokens=True).ids
+    try:
+        bare = library.encode(PROBE, add_special_tokens=False).ids
+        framed = library.encode(PROBE, add_special_tokens=True).ids
+    except Exception as error:               # the library raises bare Exception
+        raise WrongUse(f"the tokenizer cannot encode a text ({first_line(error)}); copy or download its files again") from None
     at = next((i for i in range(len(framed)) if framed[i:i + len(bare)] == bare), 0)
     return tuple(framed[:at]), tuple(framed[at + len(bare):])
 

@@ -1,7 +1,7 @@
-"""Tries a chat template before any row is rendered: a template is a program, and may loop for ever or fill the memory.
+"""Tries a chat template before any row is rendered, or a tokenizer: both are programs, and may loop or fill the memory.
 
-It is rendered once in a forked process, which the system ends after a time, and which it refuses more than some memory. A few
-messages are enough: what takes long by the number of messages alone takes long for these too.
+It works once in a forked process, which the system ends after a time, and which it refuses more than some memory. For a
+template a few messages are enough: what takes long by the number of messages alone takes long for these too.
 """
 
 from __future__ import annotations

@@ -215,6 +215,9 @@ def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float, Rota
     except KeyError as error:
         raise WrongUse(f"config.json scales its rotary positions by {kind!r} without {error}, which this scaling needs",
                        advice="the folder may be incomplete") from None
+    except (ArithmeticError, TypeError) as error:
+        raise WrongUse(f"config.json scales its rotary positions by {kind!r} with numbers that cannot be used ({error})",
+                       advice="copy or download the file again") from None
     return float(base), float(share), scaling
 
 

@@ -16,6 +16,10 @@ def _is_token(value: Any) -> bool:
     return type(value) is int and -1 <= value < LARGEST_TOKEN
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -1e30 < value < 1e30
+
+
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
@@ -33,7 +37,8 @@ KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "table": ("a table", lambda value: isinstance(value, Mapping)),
     "flag": ("true or false", lambda value: isinstance(value, bool)),
     "texts": ("a list of texts", _are_texts),
-    "number": ("a finite number", lambda value: type(value) in (int, float) and -1e30 < value < 1e30),
+    "number": ("a finite number", _is_number),
+    "numbers": ("a list of finite numbers", lambda value: isinstance(value, list) and all(map(_is_number, value))),
     "rank": (f"a whole number from 1 to {LARGEST_RANK:,}", lambda value: type(value) is int and 1 <= value <= LARGEST_RANK),
     "modules": ("names of modules, or a regular expression", lambda value: _is_pattern(value) or _are_texts(value)),
     "token": ("a token's number", _is_token),
@@ -55,6 +60,10 @@ OF_FAMILIES: Mapping[str, str] = {
                      "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"), "flag"),
     **dict.fromkeys(("hidden_act", "activation_function"), "text"), "layer_types": "texts",
     "rope_scaling": "table", "rope_parameters": "table"}
+OF_ROTARY: Mapping[str, str] = {             # of rope_scaling and rope_parameters
+    **dict.fromkeys(("rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
+                     "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings"),
+                    "number"), "rope_type": "text", "type": "text", "short_factor": "numbers", "long_factor": "numbers"}
 OF_ADAPTERS: Mapping[str, str] = {
     "peft_type": "text", "task_type": "text", "base_model_name_or_path": "text", "r": "rank", "lora_alpha": "number",
     "lora_dropout": "number", "target_modules": "modules", "exclude_modules": "modules", "sigma": "number",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from powertrain.models.config import MOST, ModelConfig, refuse_counts
 from powertrain.models.huggingface.families import FORMATS, Json, from_hf_config, token_ids
-from powertrain.models.huggingface.fields import OF_ADAPTERS, OF_FAMILIES, check_kinds
+from powertrain.models.huggingface.fields import OF_ADAPTERS, OF_FAMILIES, OF_ROTARY, check_kinds
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, refuse_special
 
@@ -59,6 +59,8 @@ def _checked(found: Json, file: Path) -> Json:
     check_kinds(found, file)
     if file.name == CONFIG and (family := found.get("model_type")) in FORMATS:
         check_kinds(found, file, OF_FAMILIES)
+        for table in ("rope_scaling", "rope_parameters"):
+            check_kinds(found.get(table) or {}, file, OF_ROTARY)
         try:
             refuse_counts(**{ours: found.get(theirs) for theirs, ours in FORMATS[family].fields.items() if ours in MOST})
         except WrongUse as error:
@@ -82,10 +84,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def digest_weights(folder: Path) -> str:
-    """Return a sha256 (hex) by which another base of the same shape shows; "" where no weights are there to read.
-
-    It is of the size and of even samples of each file: all of a large model would take minutes to read.
-    """
+    """Return a sha256 (hex) of even samples of each file, by which another base shows; "" without weights to read."""
     digest = hashlib.sha256()
     try:
         for path in weight_files(folder):
