@@ -12,6 +12,7 @@ import pytest
 from powertrain.diagnosis.diagnose import environment_of
 from powertrain.facts.clusters import machine_and_software, machine_of
 from powertrain.facts.hardware import read_hardware
+from powertrain.facts.software import read_software
 from powertrain.recipe import resolve_words
 from powertrain.records import Facts, WrongUse
 from powertrain.report.plan import facts_rows
@@ -48,6 +49,8 @@ def test_facts_of_a_machine_that_is_not_here_count_its_devices_and_leave_out_wha
     assert {"cores", "instructions", "free memory", "datasheet bf16"}.isdisjoint(eight)
     assert (eight["published bf16"], eight["published bandwidth"]) == ("990 TFLOP/s", "3,350 GB/s")
     assert "devices" not in shown("h100", facts, tmp_path)
+    mac = read_software(machine_of("m4-max", tmp_path)).missing
+    assert mac["flash_attn"].startswith("needs a CUDA GPU; Apple M4 Max is none"), "this machine is not spoken of"
     here = {name: (value, source) for name, value, source in facts_rows(facts)}
     assert {"cores", "free memory"} <= set(here)
     assert here["python"][1] == "installed"
@@ -65,6 +68,13 @@ def test_a_diagnosis_says_which_rates_are_published(machine: str, says: str, tin
     unmeasured = replace(prepared.facts.hardware, basis="measured", peak_flops_per_s={}, bandwidth_bytes_per_s=None)
     unmeasured_too = replace(prepared, facts=replace(prepared.facts, hardware=unmeasured))
     assert environment_of(unmeasured_too)["measured"] == "rates of products and bandwidth: not measured"
+
+
+def test_facts_of_many_devices_need_no_batch_for_them(cli: Cli, tiny: list[str]) -> None:
+    words = [word for word in tiny if not word.startswith("train_batch_size")]
+    code, out, err = cli("facts", *words, "--machine", "2x8xh100")
+    assert code == 0, err
+    assert "16, 8 in each of 2 nodes" in out
 
 
 def test_more_processes_than_cores_are_refused_in_the_words_of_machine(tmp_path: Path) -> None:

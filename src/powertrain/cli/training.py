@@ -249,6 +249,7 @@ def facts(words: Words = None, as_json: Json = False,
     """
     from powertrain.cli.sharing import LEFT_OUT, shareable
     from powertrain.facts import hardware
+    from powertrain.facts.clusters import machine_and_software
     from powertrain.recipe import resolve_words
     from powertrain.run.prepare import prepare
 
@@ -261,7 +262,12 @@ def facts(words: Words = None, as_json: Json = False,
     if measure:
         say("measuring the machine")
         hardware.forget_peaks(cache_folder())
-    prepared = prepare(resolve_words(words or []), cache_folder(), tell, machine=machine, warn=say)
+    resolved = resolve_words(words or [])
+    if machine is not None and not resolved.origin("train_batch_size").is_users:     # the machine is asked for, not what it can train
+        devices = machine_and_software(machine, cache_folder())[0].processes
+        batch = max(devices, resolved.recipe.train_batch_size)
+        resolved = resolved.with_planned({"train_batch_size": (batch, f"{devices} devices need an example each")})
+    prepared = prepare(resolved, cache_folder(), tell, machine=machine, warn=say)
     hidden = shareable if share else to_plain
     if output is not None:
         write_json(output, hidden(to_plain(prepared.facts)))

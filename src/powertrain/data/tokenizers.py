@@ -192,7 +192,7 @@ class FolderTokenizer(_LibraryTokenizer):
         files = tokenizer_files(folder)
         if not any(file.name in MODEL_FILES or file.match(SENTENCEPIECE_GLOB) for file in files):
             raise WrongUse(f"{folder} holds no tokenizer: none of {', '.join(MODEL_FILES)} or {SENTENCEPIECE_GLOB}; "
-                           "give the folder that has its tokenizer.json, or use char, byte or bpe")
+                           "give the folder that has its tokenizer.json with data.tokenizer=FOLDER, or copy that file there")
         saved = folder / "tokenizer.json"
         library = _open_library(saved) if saved in files else _converted(folder)
         library.no_truncation()

@@ -36,9 +36,10 @@ def read_software(hardware: Hardware | None = None) -> Software:
         gpu = None if not torch.cuda.is_available() else AMD if torch.version.hip else torch.cuda.get_device_capability(0)
     else:
         gpu = AMD if hardware.architecture else hardware.compute_capability
+    named = None if hardware is None or hardware.basis == "measured" else hardware.name
     tools = _compiling("torch.compile on a CPU" if gpu is None else "Triton")
     lacking = next((reason for part in NEEDED_BY_TRITON for found, reason in (tools[part],) if found is None), None)
-    missing = {part: reason for part in PARTS if (reason := _why_not(part, gpu, lacking)) is not None}
+    missing = {part: reason for part in PARTS if (reason := _why_not(part, gpu, lacking, named)) is not None}
     versions |= {part: version_of(part.replace("_", "-")) for part in PARTS if part not in missing}
     for part, (found, reason) in tools.items():
         (versions if found else missing)[part] = found or reason
@@ -66,14 +67,15 @@ def _python_include() -> Path:
     return Path(sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme))
 
 
-def _why_not(part: str, gpu: Capability | Literal["AMD"] | None, lacking: str | None) -> str | None:
-    """Return why `part` cannot be used here; None if it can. The machine comes first: installing would not help.
+def _why_not(part: str, gpu: Capability | Literal["AMD"] | None, lacking: str | None, named: str | None) -> str | None:
+    """Return why `part` cannot be used; None if it can. The machine comes first: installing would not help.
 
-    `lacking` is why Triton cannot compile here, or None.
+    `lacking` is why Triton cannot compile here, or None; `named` is the machine where it is not this one.
     """
     installed, needed = importlib.util.find_spec(part) is not None, CAPABILITIES.get(part)
     if needed is not None and gpu is None:
-        return "needs a CUDA GPU; torch sees none here" + (" (it is installed)" if installed else "")
+        seen = "torch sees none here" if named is None else f"{named} is none"
+        return f"needs a CUDA GPU; {seen}" + (" (it is installed)" if installed else "")
     if needed is not None and isinstance(gpu, tuple) and gpu < needed:
         return "needs compute capability {}.{} or more; this GPU has {}.{}".format(*needed, *gpu)
     if not installed:

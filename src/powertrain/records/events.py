@@ -34,11 +34,17 @@ from powertrain.records.sizes import memory
 VERSION = 2                  # of these classes; `start` and `resume` carry it. Version 1 told warnings as sentences
 
 
+def continuing(folder: object, processes: int) -> str:
+    """Return the command that continues the run in `folder` with so many processes."""
+    return f"powertrain train --resume {folder}" + f" --processes {processes}" * (processes > 1)
+
+
 class Folder(Event):
     """The run's folder was made. Told to listeners; events.jsonl lies in that folder."""
 
     kind = "folder"
     path: str
+    processes: int = 1                       # that train in it
 
 
 class Start(Event):
@@ -61,10 +67,9 @@ class Start(Event):
     estimate: Mapping[str, Any] | None = None            # records.Estimate, as plan.json holds it
     load: float | None = None                # of the machine, over the minute before
 
-
     def command(self, folder: str) -> str:
         """Return the command that continues the run in `folder`, with as many processes."""
-        return f"powertrain train --resume {folder}" + f" --processes {self.processes}" * (self.processes > 1)
+        return continuing(folder, self.processes)
 
 
 class Resume(Start):

@@ -74,7 +74,7 @@ def said(event: Event) -> str | None:
     if isinstance(event, kinds.Note):
         return f"({event.sentence})"
     if isinstance(event, kinds.Folder):
-        return f"Files     {event.path}/; Ctrl-C stops and saves; powertrain train --resume {event.path} continues"
+        return f"Files     {event.path}/; Ctrl-C stops and saves; {kinds.continuing(event.path, event.processes)} continues"
     if isinstance(event, kinds.Resume):
         return f"going on after step {event.step:,}"
     if isinstance(event, Evaluated):

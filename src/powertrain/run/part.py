@@ -228,7 +228,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
     with (_in_folder(ranks, lambda: run_folder.create(prepared.recipe)) as folder, ranks.watched(folder.path) as ranks,
           listen() as interrupt):
         record = Record(EventLog(folder.events), listener, ranks)
-        record.show(events.Folder(path=str(folder.path)))
+        record.show(events.Folder(path=str(folder.path), processes=ranks.world))
         _show_beginning(prepared, record)
         built = planner.with_built_code(prepared.plan)
         # all use the plan of the first process that could not compile something

@@ -184,8 +184,9 @@ def _choose_interval(part: Part, saves: Saves, flight: InFlight) -> None:
 
 def _wait_for_room(part: Part, saves: Saves, full: events.SaveWaits) -> None:
     if part.prepared.recipe.on_disk_full == "stop":
+        goes_on = events.continuing(part.folder.path, part.ranks.world)
         raise RunFailed(f"{full.sentence.partition('. ')[0]}, and on_disk_full=stop ends the run here. The checkpoints before "
-                        f"it are whole: free some space, then `powertrain train --resume {part.folder.path}` goes on")
+                        f"it are whole: free some space, then `{goes_on}` goes on")
     saves.looked_s = time.perf_counter()
     part.emit(full)
 

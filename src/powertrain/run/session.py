@@ -252,6 +252,6 @@ def _write_model(part: Part) -> str | None:
         besides = "" if part.checkpoint_failed is None else f" ({part.checkpoint_failed})"
         cure = refused(part, error, part.state.step).cure
         return (f"the model is trained, but could not be written to {model_folder}: {error.strerror or error}. "
-                f"{cure}, then `powertrain train --resume {part.folder.path}` writes it{besides}")
+                f"{cure}, then `{events.continuing(part.folder.path, part.ranks.world)}` writes it{besides}")
     part.emit(events.ModelSaved(path=str(model_folder), step=part.state.step, seconds=time.perf_counter() - began))
     return None

@@ -204,8 +204,8 @@ class Technique:
     @classmethod
     def refuse_alone(cls, use: str) -> Refusal:
         """Return the refusal where the run has one process and the technique needs several. `use`: what they are good for."""
-        return cls.refuse(Why.DOES_NOT_APPLY, f"the run has one process; on a machine with several GPUs --processes N {use}",
-                          cure=("--processes 2",))
+        return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; on several GPUs --processes N (in a plan for others "
+                                              f"--machine 8xKIND) {use}", cure=("--processes 2",))
 
     def apply(self, setup: Setup) -> Setup:
         """Return a changed copy of `setup`; the caller's copy stays as it was."""
