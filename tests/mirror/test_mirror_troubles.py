@@ -199,6 +199,7 @@ def test_what_a_killed_fetch_has_left_is_cleared_by_the_next_one_and_by_the_list
     def say(text: str) -> None:
         others.append(left())
         assert powertrain("runs", "list")[0] == 0        # a fetch that is at work keeps its own
+        assert left() == others[-1]
 
     bring_back(address, runs / "other", say)
     assert [len(found) for found in others] == [1, 1]
