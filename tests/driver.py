@@ -7,6 +7,8 @@ A fault is a place and a number:
   ("after", 900)  kills 900 ms after the process was started, wherever it is then
   ("save", 7)     kills at the 7th call to the disk (write, sync, rename, delete) from the first save on, before it takes effect
   ("writing", 5)  kills in the midst of the 5th file of a checkpoint, when one more step is done beside it
+  ("fork", 5)     kills with SIGKILL after step 5, and a process that it has forked lives on for 60 s
+  ("grace", 500)  lets a run that was asked to stop wait 500 ms for its uploads, and the first step as long for a mirror
   ("slow", 200)   makes each file of a checkpoint take 200 ms more
   ("room", 3)     lets the disk have 300 bytes free at the first 3 looks; a save that waits looks after every step
   ("copy", 90)    lets the machine have 90 bytes of memory free for the copy of a checkpoint
@@ -140,10 +142,10 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 def _plant(place: str, number: int) -> None:
     from powertrain.launch import shared_folder
     from powertrain.records import checkpoints, event_log
-    from powertrain.run import disk, part, saving, session
+    from powertrain.run import disk, mirroring, part, saving, session
     from powertrain.training import checkpoint, loop, ranks
 
-    if place in ("step", "signal"):
+    if place in ("step", "signal", "fork"):
         original = part.train
 
         def train(*arguments: Any) -> Any:
@@ -151,7 +153,10 @@ def _plant(place: str, number: int) -> None:
                 if result.step == number:
                     for writer in (one for one in threading.enumerate() if one.name == checkpoint.WRITER):
                         writer.join()        # a save of an earlier step is over
-                    os.kill(os.getpid(), signal.SIGKILL if place == "step" else signal.SIGTERM)
+                    if place == "fork" and os.fork() == 0:
+                        time.sleep(60)
+                        os._exit(0)
+                    os.kill(os.getpid(), signal.SIGTERM if place == "signal" else signal.SIGKILL)
                 yield result
 
         part.train = train
@@ -164,6 +169,8 @@ def _plant(place: str, number: int) -> None:
         looks = itertools.count(1)
         disk.shutil = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(  # type: ignore[assignment]
             free=300 if next(looks) <= number else shutil.disk_usage(path).free))
+    elif place == "grace":
+        mirroring.GRACE_S = mirroring.PASSING_S = number / 1e3
     elif place == "copy":
         saving.usable_memory = lambda: (number, number, "a test")
     elif place == "exchange":

@@ -52,6 +52,7 @@ def proxy_before(server: str) -> Iterator[Proxy]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True       # else the content of an answer waits 40 ms for the ACK of its head
 
         def handle_any(self) -> None:
             fault, length = proxy.fault_for(self.command, self.path), int(self.headers.get("Content-Length") or 0)

@@ -322,7 +322,7 @@ def test_a_plan_says_what_it_may_use_beside_what_is_free_and_when_several_proces
     assert "of the 56 GiB that a plan may use (80% of what is free)" in shown["activation_checkpointing"]
     assert not [because for because in shown.values() if "56 GiB free" in because or "56.0 GiB" in because]
     for name in ("sharding", "tensor_parallel", "pipeline_parallel", "data_parallel"):
-        assert shown[name].startswith("the run has one process; on several GPUs --processes N (in a plan for others --machine 8xKIND) ")
+        assert shown[name].startswith("the run has one process; on several GPUs --processes N (in a plan for others --machine ")
 
 
 def test_processes_on_the_cores_of_one_machine_do_not_pay_and_the_plan_says_so(facts: Facts) -> None:

@@ -8,15 +8,21 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec import AbstractFileSystem
 from made_sets import SECRET
+from watched_runs import Started, weights
 
+import driver
+from driver import TINY, Fault
 from faulty_proxy import Proxy, proxy_before
 from powertrain.mirror.waiting import Settings
+
+driver.PRELOADED += ["s3fs"]                 # a second less for each process that uses the store
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +56,7 @@ def proxy_of_all(server: str) -> Iterator[Proxy]:
 def credentials(proxy_of_all: Proxy) -> dict[str, str]:
     """The environment of a process that may use the S3 server."""
     return {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": proxy_of_all.url, "AWS_EC2_METADATA_DISABLED": "true"}
+            "AWS_ENDPOINT_URL": proxy_of_all.url, "AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "1"}
 
 
 @pytest.fixture
@@ -101,3 +107,54 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     return folder
+
+
+# ------------------------------------------------------------------------------------------------ whole runs
+
+
+@pytest.fixture
+def start(cache: Path, tmp_path: Path, credentials: dict[str, str]) -> Iterator[Callable[..., Any]]:
+    """Starts `powertrain WORDS`, with credentials for the S3 server; a failed test leaves no run behind."""
+    processes = []
+
+    def started(*words: str, fault: Fault | None = None, folder: Path = tmp_path) -> Any:
+        found = driver.start([str(word) for word in words], cache, folder, fault, credentials)
+        processes.append(found[0])
+        return found
+
+    yield started
+    for process in processes:
+        process.kill()
+
+
+@pytest.fixture
+def powertrain(start: Callable[..., Any]) -> Started:
+    """Runs `powertrain WORDS`: (exit code, stdout, stderr)."""
+
+    def run(*words: str, **named: Any) -> tuple[int, str, str]:
+        process, out, err = start(*words, **named)
+        process.join(240)
+        assert not process.is_alive(), err.read_text()
+        return process.exitcode, out.read_text(), err.read_text()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unbroken(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("unbroken")
+    code, _, err = driver.run_cli(["train", f"data={text}", *TINY, "--output", "run"], cache, folder)
+    assert code == 0, err
+    return weights(folder / "run")
+
+
+@pytest.fixture
+def words(text: Path) -> list[str]:
+    return ["train", f"data={text}", *TINY, "--output", "run"]

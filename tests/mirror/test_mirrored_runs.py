@@ -7,103 +7,21 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from made_sets import SECRET
+from watched_runs import Started, happened, until, uploaders, weights
 
-import driver
-from driver import TINY, Fault
+from driver import TINY
 from faulty_proxy import Fault as StoreFault
 from faulty_proxy import Proxy
 from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store
-from powertrain.records.event_log import read_all_events
 from powertrain.records.events import End, MirrorReady, Uploaded, UploaderGone, UploadFailed
 from powertrain.run.mirroring import LOOK_EVERY_S
-
-Started = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def start(cache: Path, tmp_path: Path, credentials: dict[str, str]) -> Iterator[Callable[..., Any]]:
-    """Starts `powertrain WORDS`, with credentials for the S3 server; a failed test leaves no run behind."""
-    processes = []
-
-    def started(*words: str, fault: Fault | None = None, folder: Path = tmp_path) -> Any:
-        found = driver.start([str(word) for word in words], cache, folder, fault, credentials)
-        processes.append(found[0])
-        return found
-
-    yield started
-    for process in processes:
-        process.kill()
-
-
-@pytest.fixture
-def powertrain(start: Callable[..., Any]) -> Started:
-    """Runs `powertrain WORDS`: (exit code, stdout, stderr)."""
-
-    def run(*words: str, **named: Any) -> tuple[int, str, str]:
-        process, out, err = start(*words, **named)
-        process.join(240)
-        assert not process.is_alive(), err.read_text()
-        return process.exitcode, out.read_text(), err.read_text()
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def unbroken(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    folder = tmp_path_factory.mktemp("unbroken")
-    code, _, err = driver.run_cli(["train", f"data={text}", *TINY, "--output", "run"], cache, folder)
-    assert code == 0, err
-    return weights(folder / "run")
-
-
-@pytest.fixture
-def words(text: Path) -> list[str]:
-    return ["train", f"data={text}", *TINY, "--output", "run"]
-
-
-def weights(run: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in sorted((run / "model").glob("*.safetensors")))
-
-
-def happened(run: Path, kind: type[Any]) -> list[Any]:
-    return [event for event in read_all_events(run / "events.jsonl") if isinstance(event, kind)]
-
-
-def uploaders(run: Path) -> list[psutil.Process]:
-    """The processes that upload this run."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            line = process.cmdline()
-            if "powertrain.mirror.process" not in line or (Path(process.cwd()) / line[-1]).resolve() != run.resolve():
-                continue
-        except psutil.Error:
-            continue
-        if process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
-
-
-def until(condition: Callable[[], object], within_s: float = 120.0) -> None:
-    ends_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)
 
 
 def test_a_mirrored_run_makes_the_same_bytes_and_its_commands_work_on_the_address(

@@ -33,8 +33,10 @@ FILES = {"facts.json": "its machine, data and model", "plan.json": "its techniqu
 def list_runs(folder: Annotated[Path, typer.Argument(help="Folder with the runs.")] = Path("runs"),
               as_json: Json = False) -> None:
     """List the runs in a folder with their state and result."""
+    from powertrain.mirror.returning import clear_drafts
     from powertrain.run.folder import list_runs as runs_in
 
+    clear_drafts(folder)
     found = runs_in(folder)
     if as_json:
         for run in found:

@@ -263,7 +263,7 @@ def facts(words: Words = None, as_json: Json = False,
         say("measuring the machine")
         hardware.forget_peaks(cache_folder())
     resolved = resolve_words(words or [])
-    if machine is not None and not resolved.origin("train_batch_size").is_users:     # the machine is asked for, not what it can train
+    if machine is not None and not resolved.origin("train_batch_size").is_users:         # the machine is asked for, not a run
         devices = machine_and_software(machine, cache_folder())[0].processes
         batch = max(devices, resolved.recipe.train_batch_size)
         resolved = resolved.with_planned({"train_batch_size": (batch, f"{devices} devices need an example each")})

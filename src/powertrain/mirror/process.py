@@ -1,7 +1,7 @@
-"""The process that uploads: `python -m powertrain.mirror.process RUN`, started by the training, which it never slows or ends.
+"""The process that uploads: `python -m powertrain.mirror.process RUN PID`, started by the training, PID, which it never slows.
 
 It has the lowest priority, and takes only what lies in mirror/waiting. On its standard input "end" says that nothing more will
-come; the end of that input, that the training is gone: it finishes the upload in hand and ends.
+come; the end of that input, or another parent than PID, that the training is gone: it finishes the upload in hand and ends.
 Exit code: 0 everything uploaded and verified, 3 something still waits.
 """
 
@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store, cure_of, told
 from powertrain.mirror.waiting import (
+    ABOUT,
     EVENTS,
     FOLDER,
     LOCK,
@@ -37,6 +37,7 @@ from powertrain.mirror.waiting import (
 from powertrain.records import NotDurable, events
 from powertrain.records.errors import DONE
 from powertrain.records.event_log import EventLog
+from powertrain.records.locks import got_lock
 
 Listener = Callable[[events.Event], None]
 
@@ -49,9 +50,15 @@ LAST_TRIES = 6                               # of one set, after the training is
 class Orders:
     """What the training says: whether more will come, and whether it is gone."""
 
-    def __init__(self, *, over: bool = False) -> None:
+    def __init__(self, trainer: int | None = None, *, over: bool = False) -> None:
         self._changed = threading.Event()
-        self.over, self.gone = over, False   # over: nothing more will come
+        self._trainer, self._closed = trainer, False     # the parent of this process, where that is the training
+        self.over = over                     # nothing more will come
+
+    @property
+    def gone(self) -> bool:
+        """Whether the training is gone. A process that it has forked, and that outlives it, keeps standard input open."""
+        return not self.over and (self._closed or self._trainer not in (None, os.getppid()))
 
     def listen(self) -> None:
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
@@ -60,7 +67,7 @@ class Orders:
         for line in sys.stdin:
             self.over = self.over or line.strip() == "end"
             self._changed.set()
-        self.gone = not self.over
+        self._closed = True
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
@@ -87,6 +94,7 @@ class Uploader:
         self.log = EventLog(run / FOLDER / EVENTS)
         self._shelf: Shelf | None = None
         self._failures: dict[str, Failure] = {}          # by set; "" for the mirror as a whole
+        self._rebuilt: set[str] = set()                  # names of sets that were told of
 
     def work(self) -> bool:
         """Upload until nothing more will come; return whether everything is uploaded."""
@@ -132,6 +140,9 @@ class Uploader:
         """Return the sets to upload, in order. A checkpoint whose place a newer one has taken waits no longer."""
         sets, wanted = all_waiting(self.run), []
         for one in sets:
+            if one.rebuilt and one.name not in self._rebuilt:
+                self._rebuilt.add(one.name)
+                self._tell(events.WaitingRebuilt(step=one.step, name=one.name, path=str(one.path / ABOUT)))
             if one.is_wanted(sets, self.settings.keep_every):
                 wanted.append(one)
                 continue
@@ -180,8 +191,8 @@ def upload_all(run: Path, listener: Listener) -> bool:
         return Uploader(run, settings, Orders(over=True), listener).work()
 
 
-def main(run: Path) -> int:
-    orders = Orders()
+def main(run: Path, trainer: int) -> int:
+    orders = Orders(trainer if hasattr(os, "fork") else None)
     # a system that stops asks all processes to end: this one goes on until the training is gone, whose last upload it makes
     signal.signal(signal.SIGTERM, lambda *_: os._exit(NotDurable.exit_code) if orders.gone else None)
     orders.listen()
@@ -200,7 +211,7 @@ def main(run: Path) -> int:
 def alone(run: Path) -> Iterator[None]:
     """Be the only one that uploads this run. One that a training has left behind, with an upload in hand, is asked to end."""
     with open(run / FOLDER / LOCK, "a+") as file:
-        while not _got_lock(file):
+        while got_lock(file) is False:
             file.seek(0)
             host, _, number = file.read().partition(" ")
             if host == socket.gethostname() and number.isdigit():
@@ -214,19 +225,6 @@ def alone(run: Path) -> Iterator[None]:
         yield
 
 
-def _got_lock(file: TextIO) -> bool:
-    """Lock the file if nobody holds it; on Windows nobody is known to."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def _take_what_is_left() -> None:
     """Run only while a core has nothing else to do, where the system knows that; else at the lowest priority."""
     try:
@@ -238,4 +236,4 @@ def _take_what_is_left() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from powertrain.mirror.shelf import Shelf, StoredSet, newest_first
 from powertrain.mirror.store import Store, cure_of, told
-from powertrain.mirror.waiting import Settings
-from powertrain.records import RunFailed, WrongUse
+from powertrain.mirror.waiting import EVENTS, FOLDER, LOCK, MATERIAL, MATERIAL_LIST, Settings
+from powertrain.records import RunFailed, WrongUse, events
 from powertrain.records.checkpoints import what_is_wrong
 from powertrain.records.errors import UserError
+from powertrain.records.event_log import EventLog
 from powertrain.records.json_files import read_json
+from powertrain.records.locks import got_lock
 from powertrain.records.sizes import memory
 
 Say = Callable[[str], None]
-MATERIAL, MATERIAL_LIST = "material", "material.json"    # what a run was made from, and the paths that it had
 OF_RUN = ("recipe.yaml", "origins.json", "facts.json", "plan.json", "events.jsonl")
 
 
@@ -59,31 +60,62 @@ def bring_back(address: str, to: Path, say: Say, step: int | None = None) -> Non
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise WrongUse(f"{to} is there already; continue that run with `powertrain train --resume {to}`, or name another "
                        "folder with --output")
-    draft = to.with_name(f".{to.name}-{os.getpid()}.tmp")
+    clear_drafts(to.parent)
     try:
-        with shelf_at(address) as (shelf, sets):
-            for one in checkpoint_at(sets, step):
-                shutil.rmtree(draft, ignore_errors=True)
-                say(f"fetching {one.name} from {shelf.store.address}")
-                if (why := fetched(shelf, one, draft)) is None:
-                    break
-                say(f"passed over {one.name}: {why}")
-            else:
-                raise RunFailed(f"no checkpoint in {shelf.store.address} is whole; nothing was written to {to}")
-            if (model := sets.get("model")) is not None and step is None:
-                _fetch_model(shelf, model, draft / "model", say)
-            if (material := sets.get(MATERIAL)) is not None:
-                say(f"fetching data and base model ({memory(material.bytes)})")
-                _fetch_material(shelf, material, draft / MATERIAL)
+        with _draft_of(to) as draft:
+            with shelf_at(address) as (shelf, sets):
+                for one in checkpoint_at(sets, step):
+                    shutil.rmtree(draft / "checkpoints", ignore_errors=True)
+                    say(f"fetching {one.name} from {shelf.store.address}")
+                    if (why := fetched(shelf, one, draft)) is None:
+                        break
+                    say(f"passed over {one.name}: {why}")
+                else:
+                    raise RunFailed(f"no checkpoint in {shelf.store.address} is whole; nothing was written to {to}")
+                if (model := sets.get("model")) is not None and step is None:
+                    _fetch_model(shelf, model, draft / "model", say)
+                if (material := sets.get(MATERIAL)) is not None:
+                    say(f"fetching data and base model ({memory(material.bytes)})")
+                    _fetch_material(shelf, material, draft / MATERIAL)
             Settings(shelf.store.address, one.run).write(draft)
-        if to.is_dir():
-            to.rmdir()
-        os.rename(draft, to)
+            _note_as_uploaded(draft, shelf.store.address, [one, *([material] if material else [])])
+            if to.is_dir():
+                to.rmdir()
+            os.rename(draft, to)
     except OSError as error:
         raise RunFailed(f"{to} cannot be written: {error.strerror or error}; free space there, or name another folder with "
                         "--output") from error
+
+
+@contextlib.contextmanager
+def _draft_of(folder: Path) -> Iterator[Path]:
+    """Yield the folder that becomes `folder` when all of it is there, with a lock that says that somebody is at work."""
+    draft = folder.with_name(f".{folder.name}-{os.getpid()}.tmp")
+    draft.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(draft / LOCK, "a") as lock:
+            if got_lock(lock) is None:
+                lock.close()                 # Windows renames no folder of open files
+            yield draft
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def clear_drafts(folder: Path) -> None:
+    """Remove what fetches into a folder have left that were killed: nobody holds the lock."""
+    for path in folder.glob(f".*-*.tmp/{LOCK}"):
+        with contextlib.suppress(OSError), open(path, "a") as lock:
+            if got_lock(lock):
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _note_as_uploaded(run: Path, address: str, sets: Sequence[StoredSet]) -> None:
+    """Write into the log of uploads which sets the mirror has."""
+    log = EventLog(run / FOLDER / EVENTS)
+    log.write(events.MirrorReady(address=address))
+    for one in sets:
+        log.write(events.Uploaded(step=one.step, name=one.name, bytes=one.bytes, stored_bytes=one.stored_bytes))
+    log.flush(durable=True)
 
 
 def _fetch_model(shelf: Shelf, one: StoredSet, folder: Path, say: Say) -> None:

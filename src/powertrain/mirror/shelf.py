@@ -114,7 +114,7 @@ class Shelf:
         A set that is there already stays, unless the run has gone back behind it and made other weights.
         """
         began_s, packing_s, files = time.perf_counter(), 0.0, {}
-        expected = read_json(one.path / MANIFEST)["files"] if (one.path / MANIFEST).is_file() else {}
+        expected = _expected(one)
         there = _read(one.name, self.store.read_manifest(f"{one.name}/{COMPLETE}"))
         if there is not None:
             self._check_run(there, settings.run)
@@ -271,6 +271,16 @@ def _entry_here(file: Path) -> dict[str, Any]:
         return entry_of(file)
     except OSError as error:
         raise RunFailed(f"{file} cannot be read on this disk ({error.strerror or error})") from error
+
+
+def _expected(one: Waiting) -> dict[str, Any]:
+    """Return what a checkpoint's own manifest tells of its files. Raises RunFailed where files of the set are missing."""
+    expected = dict(read_json(one.path / MANIFEST)["files"]) if (one.path / MANIFEST).is_file() else {}
+    if missing := expected.keys() - one.files().keys():
+        raise RunFailed(f"{one.path / min(missing)} is missing on this disk")
+    if not expected and not one.elsewhere and one.name != "model":
+        raise RunFailed(f"{one.path} is damaged on this disk: nothing tells any more which files belong there")
+    return expected
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from powertrain.records.mirror_events import Uploaded as Uploaded
 from powertrain.records.mirror_events import UploaderGone as UploaderGone
 from powertrain.records.mirror_events import UploadFailed as UploadFailed
 from powertrain.records.mirror_events import UploadSkipped as UploadSkipped
+from powertrain.records.mirror_events import WaitingRebuilt as WaitingRebuilt
 from powertrain.records.phases import Building as Building
 from powertrain.records.phases import Compiling as Compiling
 from powertrain.records.phases import LookingAtMachine as LookingAtMachine

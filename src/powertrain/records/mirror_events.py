@@ -47,14 +47,30 @@ class UploadFailed(RunWarning):
     why: str
     cure: str | None = None
     address: str = ""
+    first_step_waits_s: float | None = None  # for the mirror, before the training begins
 
     @property
     def sentence(self) -> str:
         what = (f"{self.name} could not be uploaded to {self.address}" if self.name else
                 f"the mirror {self.address} cannot be used")
+        if self.first_step_waits_s is not None:
+            return f"{what}: {self.why}. It is tried again; the first step waits for it, up to {self.first_step_waits_s:.0f} s"
         then = (f"{self.cure[0].upper()}{self.cure[1:]}; it is tried again every few minutes" if self.cure else
                 "It is tried again")
         return f"{what}: {self.why}. {then}. Training is not touched"
+
+
+class WaitingRebuilt(RunWarning):
+    """The waiting.json of a set that waits for its upload is damaged, and the files beside it tell what it said."""
+
+    about = "waiting_rebuilt"
+    name: str                                # of the set
+    path: str                                # of the damaged file
+
+    @property
+    def sentence(self) -> str:
+        return (f"{self.path} is damaged; what it said was found again in the files beside it, and {self.name} waits for its "
+                "upload as before")
 
 
 class UploaderGone(RunWarning):

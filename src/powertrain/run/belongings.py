@@ -14,7 +14,7 @@ from typing import Any
 
 from powertrain.data.rows.folders import CORPORA
 from powertrain.data.rows.reading import ROW_SETS
-from powertrain.mirror.returning import MATERIAL, MATERIAL_LIST
+from powertrain.mirror.waiting import MATERIAL, MATERIAL_LIST
 from powertrain.recipe import Recipe, flat, quoted, read_yaml
 from powertrain.recipe.schema import OWN_TOKENIZERS
 from powertrain.records import WrongUse

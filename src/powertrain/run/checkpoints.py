@@ -13,15 +13,15 @@ from typing import Any
 from powertrain.mirror.process import Listener, upload_all
 from powertrain.mirror.returning import fetched, shelf_at
 from powertrain.mirror.shelf import newest_first
-from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, all_waiting, new_id, settings_of
+from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, all_waiting, new_id, settings_of, uploaded_to
+from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.addresses import EXAMPLE, check_address, is_address
 from powertrain.records.checkpoints import ABOUT, FILES, MANIFEST, checkpoints_in, keep_only, shard_name, what_is_wrong
 from powertrain.records.event_log import read_all_events
-from powertrain.records.events import Uploaded
 from powertrain.records.json_files import read_json
 from powertrain.run.folder import RunFolder, existing, refuse_links
-from powertrain.run.mirroring import hand_over
+from powertrain.run.mirroring import add_material, hand_over
 from powertrain.training.stored import Stored
 
 
@@ -157,7 +157,7 @@ def upload(run: Path, address: str | None, step: int | None, listener: Listener)
     """Upload a run's checkpoints to its mirror, or to another address, and its model; return whether all of it is there.
 
     These are the newest one, the one with the lowest held-out loss and those that are kept for ever there, or that of a step;
-    and what waits already. Raises WrongUse.
+    what the run is made from; and what waits already. Raises WrongUse.
     """
     folder = existing(run)
     settings = settings_of(run)
@@ -175,10 +175,13 @@ def upload(run: Path, address: str | None, step: int | None, listener: Listener)
             hand_over(folder, one.path.name, one.path, one.step, one.held_out_loss)
     if folder.model.is_dir() and step is None:
         hand_over(folder, "model", folder.model, found[-1].step, None)
+    if (recipe := resolve(str(folder.recipe)).recipe).mirror_material:
+        add_material(run, recipe)
     return upload_all(run, listener)
 
 
 def in_mirror(run: Path) -> dict[str, str]:
     """Return what is known here of the run's checkpoints in its mirror, by name."""
-    found = {event.name: "in the mirror" for event in read_all_events(run / FOLDER / EVENTS) if isinstance(event, Uploaded)}
-    return {**found, **{one.name: "waits for its upload" for one in all_waiting(run)}}
+    settings = settings_of(run)
+    uploaded = uploaded_to(settings.address, read_all_events(run / FOLDER / EVENTS)) if settings else set()
+    return {**dict.fromkeys(uploaded, "in the mirror"), **{one.name: "waits for its upload" for one in all_waiting(run)}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import hashlib
 import math
 import random
@@ -18,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from powertrain.machine import not_through_a_link
 from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
@@ -28,6 +27,7 @@ from powertrain.records.errors import NAMED
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, Start, Step
 from powertrain.records.json_files import clear_abandoned, read_json, replace_file, sync, write_json
+from powertrain.records.locks import got_lock
 from powertrain.records.origins import Origin
 from powertrain.records.timeline import last_of
 
@@ -147,7 +147,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
     """Hold the run's lock inside: nobody else writes this run. The lock ends with the process, however the process ends."""
     with open(folder.lock, "a", opener=not_through_a_link) as file:    # what stands in it stays, for a monitor
         until_s = time.monotonic() + PATIENCE_S
-        while (got := _got_lock(file, alone=True)) is False and time.monotonic() < until_s:
+        while (got := got_lock(file)) is False and time.monotonic() < until_s:
             time.sleep(random.uniform(0, 0.01))          # by chance, so as not to meet one who looks in steps
         if got is False:
             raise WrongUse(f"another process is training in {folder.path}; wait for it or stop it first")
@@ -159,7 +159,7 @@ def is_being_written(folder: RunFolder) -> bool | None:
     """Return whether a process trains in it now; None on a system that cannot tell."""
     try:
         with open(folder.lock, opener=not_through_a_link) as file:
-            got = _got_lock(file, alone=False)           # let go at once: two may look at a time
+            got = got_lock(file, alone=False)           # let go at once: two may look at a time
     except FileNotFoundError:
         return False
     except OSError:
@@ -173,21 +173,6 @@ def trainer_here(folder: RunFolder) -> int | None:
         pid, host, _ = folder.lock.read_text(errors="replace").split()
         return int(pid) if host == socket.gethostname() else None
     return None
-
-
-def _got_lock(file: TextIO, *, alone: bool) -> bool | None:
-    """Lock the file if nobody holds it; None on Windows without advisory locks, where two writers are the user's care."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    try:
-        fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    return True
 
 
 # ------------------------------------------------------------------------------------------------ recipe and plan on disk

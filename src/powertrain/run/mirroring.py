@@ -7,6 +7,7 @@ probe before the first step, and for what is promised after the last one.
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -15,19 +16,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from powertrain.mirror import waiting
-from powertrain.mirror.returning import MATERIAL, MATERIAL_LIST
-from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, settings_of
+from powertrain.mirror.waiting import EVENTS, FOLDER, MATERIAL, MATERIAL_LIST, Settings, settings_of
+from powertrain.recipe import Recipe
 from powertrain.records import NotDurable, RunFailed, events
 from powertrain.records.checkpoints import checkpoints_in, delete_checkpoint, newest_checkpoint
 from powertrain.records.errors import DONE
 from powertrain.records.event_log import EventLog, EventReader
-from powertrain.records.json_files import write_json
+from powertrain.records.json_files import read_json, write_json
 from powertrain.run.belongings import belongings
 from powertrain.run.folder import RunFolder
 from powertrain.run.part import Part
 
 LOOK_EVERY_S = 1.0
 PROBE_S = 120.0              # after which a store that does not answer is not waited for
+PASSING_S = 30.0             # that the first step waits for a fault to pass
 GRACE_S = 25.0               # that a run which was asked to stop waits for its last upload
 MOST_STARTS = 4              # of the process that uploads
 
@@ -88,31 +90,42 @@ class Mirror:
         EventLog(log).flush(durable=True)    # makes the file, and cuts a torn line
         self._tail = EventReader(log)
         waiting.clear_drafts(self.run)
-        self._uploaded = _uploaded_to(self.settings.address, self._tail)
+        self._uploaded = waiting.uploaded_to(self.settings.address, self._tail.read())
         uploaded = set(self._uploaded)
         self._start()
-        ends_s = time.perf_counter() + PROBE_S
-        while not self._ready and self._failed is None and time.perf_counter() < ends_s and self._alive():
+        self._wait_for_it()
+        if self.part.prepared.recipe.mirror_material and MATERIAL not in uploaded:
+            add_material(self.run, self.part.prepared.recipe)
+        newest, _ = newest_checkpoint(self.part.folder.checkpoints)
+        if newest is not None and newest.name not in uploaded:           # of a session that was killed before it was added
+            self.add(newest.name, newest, int(newest.name.partition("-")[2]))
+
+    def _wait_for_it(self) -> None:
+        """Wait until the store was written, read and cleared; a fault that may pass has PASSING_S for that.
+
+        A signal ends the wait: the step after it is the last. Raises RunFailed.
+        """
+        ends_s, told = time.perf_counter() + PROBE_S, False
+        while not (self._ready or (self._failed and self._failed.cure) or self.part.interrupt.requested) and (
+                self._alive() and time.perf_counter() < ends_s):
             time.sleep(0.05)
             self._relay(quiet=True)
-        if not self._ready:
+            if self._failed is not None and self._failed.cure is None and not told:
+                ends_s, told = min(ends_s, time.perf_counter() + PASSING_S), True
+                self.part.emit(replace(self._failed, step=self.part.state.step, first_step_waits_s=PASSING_S))
+        if not self._ready and not self.part.interrupt.requested:
             self.let_go()
             why, cure = (self._failed.why, self._failed.cure) if self._failed else ("it does not answer", None)
             raise RunFailed(f"the mirror {self.settings.address} cannot be used: {why}. "
                             f"{_sentence(cure or 'look whether it can be reached')}, or leave mirror out")
-        if self.part.prepared.recipe.mirror_material and MATERIAL not in uploaded and not (self.run / MATERIAL).exists():
-            self._add_material()
-        newest, _ = newest_checkpoint(self.part.folder.checkpoints)
-        if newest is not None and newest.name not in uploaded:           # of a session that was killed before it was added
-            self.add(newest.name, newest, int(newest.name.partition("-")[2]))
 
     def _start(self) -> None:
         self._starts += 1
         with contextlib.suppress(OSError):   # one of its pipes is broken where it was killed
             self.let_go()
-        self._process = subprocess.Popen([sys.executable, "-m", "powertrain.mirror.process", str(self.run)], text=True,
+        self._process = subprocess.Popen([sys.executable, "-m", "powertrain.mirror.process", str(self.run), str(os.getpid())],
                                          stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                         start_new_session=True)
+                                         text=True, start_new_session=True)
 
     def _alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -126,16 +139,6 @@ class Mirror:
             self.not_added = f"{name}: {error.strerror or error}"
             self.part.emit(events.UploadFailed(step=step, name=name, why=error.strerror or str(error),
                                                address=self.settings.address))
-
-    def _add_material(self) -> None:
-        """Hand over data and base model, where they are files of this machine. They are read where they lie."""
-        places, files = belongings(self.part.prepared.recipe)
-        if files:
-            named = {f"{number:06d}{file.suffix}": file for number, file in enumerate(files)}
-            paths = {name: (str(file), file.stat().st_mtime_ns) for name, file in named.items()}
-            listed = self.run / FOLDER / MATERIAL_LIST
-            write_json(listed, {"places": places, "files": paths})
-            waiting.add(self.run, MATERIAL, {MATERIAL_LIST: listed}, elsewhere=named)
 
     def look(self) -> None:
         """Tell what the process has said, and start it again where it has ended. Called after every step."""
@@ -158,8 +161,9 @@ class Mirror:
     def _relay(self, *, quiet: bool = False) -> None:
         assert self._tail is not None
         for event in self._tail.read():
-            self._ready = self._ready or isinstance(event, events.MirrorReady)
-            if isinstance(event, events.UploadFailed):
+            if isinstance(event, events.MirrorReady):
+                self._ready, self._failed = True, None
+            elif isinstance(event, events.UploadFailed):
                 self._failed = event
             elif isinstance(event, events.Uploaded):
                 self._failed = None
@@ -217,23 +221,28 @@ class Mirror:
                 self._process.stdin.close()
 
 
-def _uploaded_to(address: str, log: EventReader) -> set[str]:
-    """Return the names of the sets that the mirror at this address got, as the log tells; the run may have had others."""
-    found: set[str] = set()
-    now = ""
-    for event in log.read():
-        if isinstance(event, events.MirrorReady):
-            now = event.address
-        elif isinstance(event, events.Uploaded) and now == address:
-            found.add(event.name)
-    return found
-
-
 def hand_over(run: RunFolder, name: str, folder: Path, step: int, held_out_loss: float | None) -> None:
     """Let the files of a folder wait for their upload; with a checkpoint those that the run goes on from. Raises OSError."""
     beginning = (run.recipe, run.origins, run.facts, run.plan, run.events) if folder != run.model else ()
     files = {file.name: file for file in (*folder.iterdir(), *beginning) if file.is_file()}
     waiting.add(run.path, name, files, step=step, held_out_loss=held_out_loss)
+
+
+def add_material(run: Path, recipe: Recipe) -> None:
+    """Hand over data and base model, where they are files of this machine. They are read where they lie. Raises OSError.
+
+    A run that was fetched hands over what came with it, under the paths that its recipe names.
+    """
+    listed, below = run / MATERIAL / MATERIAL_LIST, str(run.resolve() / MATERIAL)
+    if not listed.is_file():
+        listed, below = run / FOLDER / MATERIAL_LIST, ""
+        places, files = belongings(recipe)
+        if files:
+            write_json(listed, {"places": places, "files": {
+                f"{number:06d}{file.suffix}": (str(file), file.stat().st_mtime_ns) for number, file in enumerate(files)}})
+    if listed.is_file():
+        named = {name: Path(file) for name, file in waiting.listed_files(read_json(listed), below).items()}
+        waiting.add(run, MATERIAL, {MATERIAL_LIST: listed}, elsewhere=named)
 
 
 def _sentence(text: str) -> str:
