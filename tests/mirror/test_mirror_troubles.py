@@ -95,6 +95,8 @@ def test_a_run_goes_on_with_a_damaged_queue_and_uploads_all_of_it(
     assert names == {"material", "step-000005"}
     for name in names:
         (waiting / name / "waiting.json").write_text('{"name": ')
+    log = tmp_path / "run" / "mirror" / "events.jsonl"
+    log.write_bytes(b"\x00\xff garbled\n" + log.read_bytes())
     assert powertrain("checkpoints", "list", "run")[0] == 0
     proxy.faults = []
     code, _, err = powertrain("train", "--resume", "run")

@@ -15,7 +15,8 @@ from powertrain.mirror import waiting
 from powertrain.mirror.process import upload_all
 from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store
-from powertrain.mirror.waiting import ABOUT, FOLDER, MATERIAL, MATERIAL_LIST, Settings, all_waiting
+from powertrain.mirror.waiting import ABOUT, FOLDER, MATERIAL, MATERIAL_LIST, SETTINGS, Settings, all_waiting, settings_of
+from powertrain.records import WrongUse
 from powertrain.records.event_log import read_all_events
 from powertrain.records.events import Uploaded, UploadFailed, WaitingRebuilt
 
@@ -145,3 +146,12 @@ def test_a_deletion_that_was_killed_midway_leaves_no_set_and_no_hindrance(here: 
     os.rename(entry(run, "step-000004"), entry(run, ".step-000004.gone"))
     assert upload(run)
     assert list((run / FOLDER / "waiting").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [write(b""), write(os.urandom(300)), write(b"[1]"), write(b"{}"), changed(address=3),
+                                    changed(keep="3"), changed(unknown=1)])
+def test_damaged_settings_are_refused_with_the_cure(here: Settings, run: Path, damage: Callable[[Path], None]) -> None:
+    assert settings_of(run) == here
+    damage(run / FOLDER / SETTINGS)
+    with pytest.raises(WrongUse, match=r"restore a copy of it, or delete it and give the run a new place with mirror=ADDRESS"):
+        settings_of(run)

@@ -43,15 +43,20 @@ class Settings:
         write_json(run / FOLDER / SETTINGS, to_plain(self))
 
 
+WHOLE = Settings("", "")
+
+
 def settings_of(run: Path) -> Settings | None:
     """Return the settings of a run that has a mirror. Raises WrongUse for damaged ones."""
     path = run / FOLDER / SETTINGS
     if not path.is_file():
         return None
-    try:
-        return Settings(**read_json(path))
-    except TypeError:
-        raise WrongUse(f"{path} was changed by hand; delete it, and continue the run with mirror=ADDRESS") from None
+    with contextlib.suppress(TypeError, WrongUse):
+        found = Settings(**read_json(path))
+        if all(type(value) is type(getattr(WHOLE, name)) for name, value in vars(found).items()):
+            return found
+    raise WrongUse(f"{path} was changed by hand or by a bad disk; restore a copy of it, or delete it and give the run a new "
+                   "place with mirror=ADDRESS")
 
 
 def new_id() -> str:

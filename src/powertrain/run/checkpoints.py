@@ -18,7 +18,7 @@ from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.addresses import EXAMPLE, check_address, is_address
 from powertrain.records.checkpoints import ABOUT, FILES, MANIFEST, checkpoints_in, keep_only, shard_name, what_is_wrong
-from powertrain.records.event_log import read_all_events
+from powertrain.records.event_log import EventReader
 from powertrain.records.json_files import read_json
 from powertrain.run.folder import RunFolder, existing, refuse_links
 from powertrain.run.mirroring import add_material, hand_over
@@ -183,5 +183,5 @@ def upload(run: Path, address: str | None, step: int | None, listener: Listener)
 def in_mirror(run: Path) -> dict[str, str]:
     """Return what is known here of the run's checkpoints in its mirror, by name."""
     settings = settings_of(run)
-    uploaded = uploaded_to(settings.address, read_all_events(run / FOLDER / EVENTS)) if settings else set()
+    uploaded = uploaded_to(settings.address, EventReader(run / FOLDER / EVENTS).read_whole()[0]) if settings else set()
     return {**dict.fromkeys(uploaded, "in the mirror"), **{one.name: "waits for its upload" for one in all_waiting(run)}}

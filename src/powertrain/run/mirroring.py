@@ -90,12 +90,16 @@ class Mirror:
         EventLog(log).flush(durable=True)    # makes the file, and cuts a torn line
         self._tail = EventReader(log)
         waiting.clear_drafts(self.run)
-        self._uploaded = waiting.uploaded_to(self.settings.address, self._tail.read())
+        self._uploaded = waiting.uploaded_to(self.settings.address, self._tail.read_whole()[0])
         uploaded = set(self._uploaded)
         self._start()
         self._wait_for_it()
         if self.part.prepared.recipe.mirror_material and MATERIAL not in uploaded:
-            add_material(self.run, self.part.prepared.recipe)
+            try:
+                add_material(self.run, self.part.prepared.recipe)
+            except OSError as error:
+                raise RunFailed(f"data and base model cannot be handed to the mirror: {error.strerror or error}; free some "
+                                "disk space, or leave them out with mirror_material=off") from None
         newest, _ = newest_checkpoint(self.part.folder.checkpoints)
         if newest is not None and newest.name not in uploaded:           # of a session that was killed before it was added
             self.add(newest.name, newest, int(newest.name.partition("-")[2]))
@@ -160,7 +164,7 @@ class Mirror:
 
     def _relay(self, *, quiet: bool = False) -> None:
         assert self._tail is not None
-        for event in self._tail.read():
+        for event in self._tail.read_whole()[0]:         # a damaged line is passed over: it ends no training
             if isinstance(event, events.MirrorReady):
                 self._ready, self._failed = True, None
             elif isinstance(event, events.UploadFailed):
