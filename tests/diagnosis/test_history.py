@@ -124,9 +124,9 @@ class TestBadInput:
 
     @pytest.mark.parametrize("line", ["{torn: \n", "[]\n", '{"time": 3}\n', '{"event": "step", "step": 1}\n'])
     def test_a_line_that_is_no_event(self, tmp_path: Path, line: str):
-        folder = on_disk(tmp_path / "run", [start()])
-        with open(folder / "events.jsonl", "a", encoding="utf-8") as file:
-            file.write(line)
+        folder = on_disk(tmp_path / "run", events())
+        first, rest = (folder / "events.jsonl").read_text(encoding="utf-8").split("\n", 1)
+        (folder / "events.jsonl").write_text(f"{first}\n{line}{rest}", encoding="utf-8")     # at the end it is passed over
         assert "no event of a run" in self.refused(folder)
 
     def test_a_plan_that_was_cut_off(self, tmp_path: Path):

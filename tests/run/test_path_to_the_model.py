@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import shutil
 import sys
@@ -82,13 +83,13 @@ def test_a_display_that_raises_ends_no_run_and_loses_no_event(train: Train, sour
 
     def broken(value: Any) -> None:
         if value["event"] != "result":
-            raise BrokenPipeError("nobody reads on")
+            raise output.OutputGone(BrokenPipeError(errno.EPIPE, "nobody reads on"))
 
     monkeypatch.setattr(output, "print_json", broken)
     events = train(f"data={source}", *TINY, "--output", "run", "--json")
     assert [event.step for event in events if isinstance(event, Step)] == [
         event.step for event in whole if isinstance(event, Step)]
     failures = [event for event in events if isinstance(event, ListenerFailed)]
-    assert [event.why for event in failures] == ["BrokenPipeError: nobody reads on"]
+    assert [event.why for event in failures] == ["OutputGone: standard output cannot be written (nobody reads on); send it to another file"]
     assert isinstance(events[-1], End)
     assert events[-1].reason == "finished"

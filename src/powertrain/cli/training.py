@@ -98,7 +98,7 @@ def train(words: Words = None,
 
 
 def _print_phase(phase: Phase) -> None:
-    with contextlib.suppress(OSError):       # who reads on no more ends no run
+    with contextlib.suppress(screen.OutputGone):          # who reads no further ends no run
         screen.print_event(phase)
 
 

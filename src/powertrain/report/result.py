@@ -69,6 +69,8 @@ def said(event: Event) -> str | None:
     """Return what a person is told of an event beside the live line; None for the kinds that only the line shows."""
     if isinstance(event, kinds.RunWarning):
         return f"warning: {event.sentence}"
+    if isinstance(event, kinds.Building | kinds.Compiling):
+        return None                          # for programs: people see the plan here, and nothing is to be done
     if isinstance(event, kinds.Phase):
         return f"... {event.sentence}"
     if isinstance(event, kinds.Note):
