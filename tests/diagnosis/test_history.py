@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_histories import STEP_S, STEPS, events, falling, on_disk, record, start
+from made_histories import STEP_S, STEPS, events, falling, on_disk, record
 
 from powertrain.diagnosis.diagnose import causes_of, description_of, observe
 from powertrain.diagnosis.run_record import read_run

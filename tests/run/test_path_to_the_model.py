@@ -90,6 +90,7 @@ def test_a_display_that_raises_ends_no_run_and_loses_no_event(train: Train, sour
     assert [event.step for event in events if isinstance(event, Step)] == [
         event.step for event in whole if isinstance(event, Step)]
     failures = [event for event in events if isinstance(event, ListenerFailed)]
-    assert [event.why for event in failures] == ["OutputGone: standard output cannot be written (nobody reads on); send it to another file"]
+    assert [event.why for event in failures] == [
+        "OutputGone: standard output cannot be written (nobody reads on); send it to another file"]
     assert isinstance(events[-1], End)
     assert events[-1].reason == "finished"
