@@ -12,7 +12,6 @@ from powertrain.report.svg import CHAR_PX, LINE_PX, TEXT_PX, Entry, Scale
 TICK_PX = 70.0               # room that a label on the x axis wants
 MOST_MOMENTS = 60            # more upright marks than this would hide the curve: they become ticks at its foot
 NARROW_PX = 560.0            # below, a row's name stands above its row instead of beside it
-ENLARGED_PX = 500.0          # up to here a drawing may be enlarged, for what is between narrow and wide
 BAR_PX = 16.0
 LABEL_SHARE = 0.42           # of the width, at most, for names of rows
 DRAWN_ORDER = (Band, Stack, Moments, Series, Level)    # what is behind what; single points are over lines
@@ -26,9 +25,7 @@ def draw(drawing: chart.Drawing, width: float, *, name: str, title: str, descrip
     return svg.element(
         "svg", svg.element("title", html.escape(title), id=f"{name}-title"),
         svg.element("desc", html.escape(description), id=f"{name}-desc"), *body,
-        viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing",
-        style=f"max-width:{width * (1.1 if width > ENLARGED_PX else 1.45):.0f}px",
-        aria_labelledby=f"{name}-title {name}-desc")
+        viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing", aria_labelledby=f"{name}-title {name}-desc")
 
 
 def _head(title: str, entries: Iterable[Entry], width: float, gap: float) -> tuple[list[str], float]:

@@ -1,0 +1,75 @@
+"""What every part of the page works with: its folders, its jobs, and how a page is written."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from powertrain.records import WrongUse
+from powertrain.records.redaction import redacted
+from powertrain.report import formats
+from powertrain.report.page import Page
+from powertrain.report.words import count, duration, memory
+from powertrain.web.jobs import Jobs
+from powertrain.web.places import Places
+from powertrain.web.sessions import Sessions
+
+# the pages that the head of each page names
+MENU = {"Home": "/", "New run": "/new", "Runs": "/runs", "Models": "/models", "Data": "/data", "Studies": "/studies",
+        "Audit": "/audit", "System": "/system"}
+
+
+@dataclass(frozen=True)
+class Site:
+    places: Places
+    cache: Path                              # what may be deleted: the secret of the cookies, the index of runs
+    jobs: Jobs
+    sessions: Sessions
+    read_page: Callable[[Path], Page]        # the report of a run's or a study's folder
+    most_upload_bytes: int
+    assets: Mapping[str, tuple[bytes, str, str]] = field(default_factory=dict)       # by name: content, type, digest
+
+
+def site_of(request: Request) -> Site:
+    found: Site = request.app.state.site
+    return found
+
+
+def shown(request: Request, template: str, *, title: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """Return a page: a template of this room, filled. All values are escaped, and no secret is shown."""
+    site = site_of(request)
+    text = environment().get_template(template).render(
+        title=title, menu=MENU, path=request.url.path, jobs=[job for job in site.jobs.all() if job.state != "ended"],
+        digests={name: digest for name, (_, _, digest) in site.assets.items()}, **values)
+    return HTMLResponse(redacted(text).encode(errors="replace"), status)
+
+
+@cache
+def environment() -> Environment:
+    found = Environment(loader=PackageLoader("powertrain.web", "templates"), autoescape=True, undefined=StrictUndefined,
+                        trim_blocks=True, lstrip_blocks=True)
+    found.filters |= {"count": count, "duration": duration, "memory": memory, "prose": formats.html_prose,
+                      "report": report, "blocks": formats.html_blocks}
+    return found
+
+
+def report(page: Page) -> Markup:
+    """Return a report as a part of a page."""
+    return Markup(formats.body(page))
+
+
+async def fields(request: Request) -> dict[str, object]:
+    """Return the JSON object of a request. Raises WrongUse for anything else."""
+    try:
+        found = await request.json()
+    except (ValueError, RecursionError):
+        raise WrongUse("the request is no JSON") from None
+    if not isinstance(found, dict):
+        raise WrongUse("the request is no JSON object")
+    return found
