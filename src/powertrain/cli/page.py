@@ -76,7 +76,7 @@ def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None,
     server = uvicorn.Server(uvicorn.Config(
         app, log_level="warning", server_header=False, limit_concurrency=100, timeout_graceful_shutdown=1, lifespan="on",
         http="h11", ws="none", ssl_certfile=certificate, ssl_keyfile=None if key is None else str(key)))
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(site.jobs):
         server.run(sockets=[listener])
     say("the page has ended; what it started goes on, and `powertrain ui` finds it again")
 

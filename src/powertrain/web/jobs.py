@@ -81,6 +81,10 @@ class Jobs:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._jobs = {job.id: job for job in self._read()}
 
+    def close(self) -> None:
+        """Let another server look after the jobs."""
+        self._alone.close()
+
     def name_address(self, address: str) -> None:
         """Write into the lock where the page is, for whoever starts a second one."""
         self._alone.truncate(0)
