@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,22 @@ async def _answer(app: Guard, scope: dict[str, Any], body: bytes) -> Answer:
     return Answer(started["status"], {name.decode().lower(): value.decode() for name, value in started["headers"]}, bytes(sent))
 
 
+def end_all(jobs: Jobs) -> None:
+    """End what the jobs have started, and what begins in its place."""
+    while unfinished := [job for job in jobs.all() if job.state != "ended"]:
+        for job in unfinished:
+            jobs.stop(job.id, now=True)
+        for child in [*jobs._children.values()]:
+            child.wait(20)
+        jobs.look()
+    jobs.close()
+
+
+@pytest.fixture
+def ending() -> Callable[[Jobs], None]:
+    return end_all
+
+
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder in which the page was started."""
@@ -113,7 +129,4 @@ def client(root: Path, tmp_path: Path) -> Iterator[Client]:
     cookie = sessions.exchange(sessions.token)
     assert cookie
     yield Client(app, site, cookie)
-    for job in site.jobs.all():
-        site.jobs.stop(job.id, now=True)
-    site.jobs.look()
-    site.jobs.close()
+    end_all(site.jobs)

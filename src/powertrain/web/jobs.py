@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from powertrain.records.locks import got_lock
 from powertrain.records.redaction import redacted
 from powertrain.web.places import NotThere
 
+PROGRAM = (sys.executable, "-m", "powertrain")
 COLUMNS = "110"              # of the terminal that a command believes to write to
 LOOK_S = 0.5                 # between two looks at what runs and what waits
 MOST_KEPT = 500              # jobs that have ended
@@ -69,14 +70,15 @@ class Job:
 class Jobs:
     """The jobs of a folder. One server at a time looks after them."""
 
-    def __init__(self, folder: Path, root: Path, environment: dict[str, str]):
-        self.folder, self.root, self.environment = folder, root, environment
+    def __init__(self, folder: Path, root: Path, environment: Mapping[str, str], program: Sequence[str] = PROGRAM):
+        self.folder, self.root, self.environment, self.program = folder, root, environment, program
         folder.mkdir(parents=True, exist_ok=True)
         self._alone = open(folder / ".lock", "a+", encoding="utf-8")     # held as long as the server lives
         if got_lock(self._alone) is False:
             self._alone.seek(0)
-            raise WrongUse(f"a page already runs for {root}: {self._alone.read().strip() or 'in another process'}; use that "
-                           "one, or end it first")
+            address = self._alone.read().strip()
+            self._alone.close()
+            raise WrongUse(f"a page already runs for {root}: {address or 'in another process'}; use that one, or end it first")
         self._lock = threading.RLock()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._jobs = {job.id: job for job in self._read()}
@@ -94,9 +96,9 @@ class Jobs:
     def _read(self) -> list[Job]:
         found = []
         for path in sorted(self.folder.glob("*.json")):
-            with contextlib.suppress(WrongUse, ValueError, TypeError, OSError):      # a damaged file is no job
+            with contextlib.suppress(WrongUse, ValueError, TypeError, LookupError, OSError):     # a damaged file is no job
                 values = read_json(path)
-                found.append(Job(**{**values, "words": tuple(values["words"])}))
+                found.append(Job(**{**values, "id": path.stem, "words": tuple(values["words"])}))
         return found
 
     # -------------------------------------------------------------------------------------------- looking
@@ -186,8 +188,8 @@ class Jobs:
 
     def _start(self, job: Job) -> None:
         with open(self.folder / f"{job.id}.out", "ab") as output:
-            child = subprocess.Popen([sys.executable, "-m", "powertrain", *job.words], cwd=self.root, stdin=subprocess.DEVNULL,
-                                     stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            child = subprocess.Popen([*self.program, *job.words], cwd=self.root, stdin=subprocess.DEVNULL, stdout=output,
+                                     stderr=subprocess.STDOUT, start_new_session=True,
                                      env={**self.environment, "COLUMNS": COLUMNS, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"})
         try:
             process_began = psutil.Process(child.pid).create_time()
