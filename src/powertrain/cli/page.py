@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,27 +107,26 @@ def _site(more: Sequence[Path]) -> Site:
                 MOST_UPLOAD_BYTES, read_assets())
 
 
-def answer() -> None:
-    """Carry out commands that only look, one a line of standard input, in one warm process: for the page."""
-    from powertrain.cli import app
+def answering(app: Callable[..., int | None]) -> Callable[[], None]:
+    """Return a command that carries out commands of `app` which only look, one a line of standard input, in one warm process."""
     from powertrain.cli.output import explain
 
-    replies = sys.stdout
-    for line in sys.stdin:
-        words = json.loads(line)
-        code, printed = 0, io.StringIO()
+    def reply(words: Sequence[str]) -> int:
         try:
             if words[0] not in ASKED:
                 raise WrongUse(f"{words[0]} does more than look")
-            with contextlib.redirect_stdout(printed):
-                code = app([*words, "--json"], prog_name="powertrain", standalone_mode=False) or 0
+            return app([*words, "--json"], prog_name="powertrain", standalone_mode=False) or 0
         except KeyboardInterrupt:
-            return
+            raise
         except BaseException as error:       # a panic of a library's Rust code is no Exception
-            with contextlib.redirect_stdout(printed):
-                explained = explain(error, as_json=True)
-            if explained is None:
+            if (code := explain(error, as_json=True)) is None:
                 traceback.print_exc()
-            code = explained or 1
-        replies.write(json.dumps({"code": code, "lines": printed.getvalue().splitlines()}) + "\n")
-        replies.flush()
+            return code or 1
+
+    def answer() -> None:
+        for line in sys.stdin:
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                code = reply(json.loads(line))
+            print(json.dumps({"code": code, "lines": printed.getvalue().splitlines()}), flush=True)
+
+    return answer
