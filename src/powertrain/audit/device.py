@@ -49,7 +49,8 @@ def _named_in(script: Script, what: re.Pattern[str]) -> ast.expr | ast.stmt | No
         if isinstance(node, ast.Import | ast.ImportFrom):
             imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             return what is NAMED and any(name.startswith(PACKAGES) for name in imported)
-        return what.fullmatch(str(getattr(node, "attr", getattr(node, "value", "")))) is not None
+        word = getattr(node, "attr", getattr(node, "value", None))
+        return isinstance(word, str) and what.fullmatch(word) is not None
 
     return min((node for node in script.nodes if isinstance(node, ast.expr | ast.stmt) and names(node)),
                key=lambda node: node.lineno, default=None)

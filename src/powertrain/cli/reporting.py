@@ -61,7 +61,7 @@ def show(run: Run, as_json: Json = False) -> None:
         screen.print_json({"event": "run", **to_plain(summarise(folder)), "folder": str(run)})
         return
     screen.print_rows([("Recipe", line) for line in asked_lines(stored_recipe(folder), planned=True)])
-    plan = read_json(folder.plan)
+    plan = read_json(folder.plan, having="steps")
     screen.print_rows([("Plan", "on", step["technique"], step["because"]) for step in plan["steps"]] +
                       [("Plan", "off", refusal["technique"], refusal["because"]) for refusal in plan["refused"]])
     screen.print_rows(sample_rows(events))

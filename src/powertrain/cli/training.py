@@ -312,7 +312,7 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
         stored = planner.from_json(read_json(folder.plan))
         if not as_begun or planner.processes_of(stored) != processes:
             return prepared
-        return with_stored_plan(prepared, stored, read_json(folder.facts)["hardware"], warn)
+        return with_stored_plan(prepared, stored, read_json(folder.facts, having="hardware")["hardware"], warn)
     if dry_run:
         resolved = resolve_words(words)
         refuse_downloads(resolved.recipe, cache_folder())

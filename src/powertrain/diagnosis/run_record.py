@@ -8,14 +8,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from powertrain.recipe import Recipe, resolve
+from powertrain.recipe import Recipe
 from powertrain.recipe.schema import METHOD_DEFAULTS
 from powertrain.records import WrongUse
 from powertrain.records.event_log import counted, read_all_events
 from powertrain.records.events import End, Step
 from powertrain.records.json_files import read_json
 from powertrain.records.timeline import History, estimate_of, is_finite, read, steady
-from powertrain.run.folder import existing, is_being_written
+from powertrain.run.folder import existing, is_being_written, recipe_of
 
 IDLE_LOAD = 0.75             # of a machine when a session began: above it, another process was at work
 LEAST_STEPS = 20             # of a run: a curve of fewer has no shape that could be judged
@@ -129,7 +129,7 @@ def read_run(folder: Path, now: float | None = None) -> RunRecord:
         cure = "it may write its first one soon" if being_written else f"`powertrain train --resume {folder}` goes on with it"
         raise WrongUse(f"{folder} holds a run without a single event, so there is nothing to diagnose; {cure}")
     facts, plan = (read_json(file) if file.is_file() else {} for file in (files.facts, files.plan))
-    return RunRecord(folder, resolve(str(files.recipe)).recipe, facts, plan, history, being_written,
+    return RunRecord(folder, recipe_of(files), facts, plan, history, being_written,
                      time.time() if now is None else now)
 
 

@@ -19,8 +19,12 @@ MOST_BYTES = 200 * 10**6     # of a file that is read: its objects take several 
 ABANDONED_AFTER_S = 86_400.0 # until then another process may be writing it
 
 
-def read_json(path: Path, cure: str = "it was cut off or changed by hand: restore a copy of it") -> dict[str, Any]:
-    """Return the object in a JSON file. Raises WrongUse, with the cure, for a file that cannot be read or holds no object."""
+def read_json(path: Path, cure: str = "it was cut off or changed by hand: restore a copy of it", having: str = ""
+              ) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises WrongUse, with the cure, for a file that cannot be read, or holds no object, or one without the field `having`.
+    """
     try:
         refuse_special(path)
         if (size_bytes := path.stat().st_size) > MOST_BYTES:
@@ -34,6 +38,8 @@ def read_json(path: Path, cure: str = "it was cut off or changed by hand: restor
         raise WrongUse(f"{path} is not whole JSON ({error}); {cure}") from error
     if not isinstance(value, dict):
         raise WrongUse(f"{path} holds no JSON object but a {type(value).__name__}; {cure}")
+    if having and having not in value:
+        raise WrongUse(f"{path} has no {having}; {cure}")
     return value
 
 

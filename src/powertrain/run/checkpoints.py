@@ -14,13 +14,12 @@ from powertrain.mirror.process import Listener, upload_all
 from powertrain.mirror.returning import fetched, shelf_at
 from powertrain.mirror.shelf import newest_first
 from powertrain.mirror.waiting import EVENTS, FOLDER, Settings, all_waiting, new_id, settings_of, uploaded_to
-from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.addresses import EXAMPLE, check_address, is_address
 from powertrain.records.checkpoints import ABOUT, FILES, MANIFEST, checkpoints_in, keep_only, shard_name, what_is_wrong
 from powertrain.records.event_log import EventReader
 from powertrain.records.json_files import read_json
-from powertrain.run.folder import RunFolder, existing, refuse_links
+from powertrain.run.folder import RunFolder, existing, recipe_of, refuse_links
 from powertrain.run.mirroring import add_material, hand_over
 from powertrain.training.stored import Stored
 
@@ -175,7 +174,7 @@ def upload(run: Path, address: str | None, step: int | None, listener: Listener)
             hand_over(folder, one.path.name, one.path, one.step, one.held_out_loss)
     if folder.model.is_dir() and step is None:
         hand_over(folder, "model", folder.model, found[-1].step, None)
-    if (recipe := resolve(str(folder.recipe)).recipe).mirror_material:
+    if (recipe := recipe_of(folder)).mirror_material:
         add_material(run, recipe)
     return upload_all(run, listener)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.machine import not_through_a_link
-from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
+from powertrain.recipe import Recipe, Resolved, find_recipe, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
 from powertrain.records.checkpoints import ABOUT, checkpoints_in
 from powertrain.records.errors import NAMED
@@ -188,7 +188,7 @@ def write_beginning(folder: RunFolder, facts: Mapping[str, Any], plan: Mapping[s
 
 def stored_recipe(folder: RunFolder) -> dict[str, tuple[Any, Origin]]:
     """Return (value, origin) of each dotted key of a run's recipe, of this version or another. Raises WrongUse."""
-    text = folder.recipe.read_text(encoding="utf-8")
+    text, _ = find_recipe(str(folder.recipe))
     values = dict(flat(read_yaml(text, str(folder.recipe))))
     if not values:
         raise WrongUse(f"{folder.recipe} is empty; it was cut off or changed by hand")
@@ -198,6 +198,12 @@ def stored_recipe(folder: RunFolder) -> dict[str, tuple[Any, Origin]]:
         raise WrongUse(f"{folder.recipe} has no {', '.join(lacking[:NAMED])}, and origins.json beside it says where each came "
                        "from; the recipe was cut off or changed by hand: restore a copy of it")
     return {key: (value, found.get(key, Origin("unknown"))) for key, value in values.items()}
+
+
+def recipe_of(folder: RunFolder) -> Recipe:
+    """Return a run's recipe. Raises WrongUse as `stored_recipe` does: what a damaged one lacks would get the defaults."""
+    stored_recipe(folder)
+    return resolve(str(folder.recipe)).recipe
 
 
 def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
@@ -258,7 +264,7 @@ def refuse_links(folder: RunFolder) -> None:
 
 def check_same(folder: RunFolder, resolved: Resolved) -> None:
     """Raise WrongUse where the run in `folder` was begun with other values than those given now. Open ones may be planned."""
-    old = resolve(str(folder.recipe)).recipe
+    old = recipe_of(folder)
     stored, before = stored_recipe(folder), dict(flat(old.model_dump()))
     different = [f"{key}={value} (the run has {before.get(key)})" for key, value in flat(resolved.recipe.model_dump())
                  if value != before.get(key) and key != "output_dir" and stored[key][1].kind != "planner"]

@@ -22,9 +22,9 @@ from powertrain.models.huggingface.folder import load_folder
 from powertrain.models.huggingface.hub import ADAPTER_CONFIG, CONFIG, HUB_ID, TOKENIZERS, find_model, read_model_json
 from powertrain.models.huggingface.providers import Choice, choose_provider
 from powertrain.models.model import Model
-from powertrain.recipe import Recipe, resolve
+from powertrain.recipe import Recipe
 from powertrain.records import WrongUse
-from powertrain.run.folder import NEWEST, RunFolder, newest_run
+from powertrain.run.folder import NEWEST, RunFolder, newest_run, recipe_of
 from powertrain.run.material import TextTokenizer
 from powertrain.training.setup import fastest_device
 from powertrain.use.generation import stream
@@ -50,7 +50,7 @@ class Found:
 
     @property
     def recipe(self) -> Recipe | None:
-        return resolve(str(RunFolder(self.run).recipe)).recipe if self.run else None
+        return recipe_of(RunFolder(self.run)) if self.run else None
 
 
 @dataclass(frozen=True, eq=False)

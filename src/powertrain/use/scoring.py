@@ -89,7 +89,7 @@ def score_source(opened: OpenedModel, source: str, cache: Path, tell: Tell) -> t
 
 def plan_here(run: Path, recipe: Recipe, cache: Path) -> Plan:
     """Return the run's plan; on another kind of device than the run's, the plan that its model and data get here."""
-    stored, found = from_json(read_json(run / "plan.json")), read_json(run / "facts.json")
+    stored, found = from_json(read_json(run / "plan.json")), read_json(run / "facts.json", having="hardware")
     hardware = read_hardware(cache, measure=False)
     if is_like(hardware, found["hardware"]):
         return stored

@@ -188,7 +188,8 @@ def library_errors(folder: Path) -> Iterator[None]:
         raise
     except SafetensorError as error:
         raise WrongUse(f"the weights in {folder} are damaged ({error}); copy or download them again") from error
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError, RuntimeError, StrictDataclassError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, ArithmeticError, ImportError, RuntimeError,
+            StrictDataclassError) as error:
         raise WrongUse(f"transformers cannot load the model in {folder} ({type(error).__name__}: {first_line(error)}); check "
                        "that its files come from one model, and what else it needs installed") from error
 
