@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-INSTALL = ("the page's tests drive Debian's Chromium, which is not on this machine; install it with `apt-get install chromium`, "
+INSTALL = ("these tests drive Debian's Chromium, which is not on this machine; install it with `apt-get install chromium`, "
            "or name another one in CHROMIUM")
 WAIT_S = 60.0
 VIOLATIONS = """document.addEventListener('securitypolicyviolation', e => {
@@ -49,7 +49,7 @@ class Served:
 
     def start(self) -> None:
         log = self.folder.parent / f"{self.folder.name}.log"
-        self.log = open(log, "a+", encoding="utf-8")
+        self.log = open(log, "a+", encoding="utf-8")  # noqa: SIM115
         begin = self.log.seek(0, os.SEEK_END)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "powertrain", "ui", "--port", str(self.port)], cwd=self.folder, text=True, stdout=self.log,
@@ -58,7 +58,8 @@ class Served:
         def found() -> str | None:
             self.log.seek(begin)
             printed = re.search(r"Open (\S+)", self.log.read())
-            assert self.process and self.process.poll() is None, log.read_text()
+            assert self.process is not None
+            assert self.process.poll() is None, log.read_text()
             return printed[1] if printed else None
 
         self.link = wait_until(found)
@@ -77,10 +78,8 @@ class Served:
         for path in (self.folder / "jobs").glob("*.json"):
             job = json.loads(path.read_text())
             if job["state"] == "running":
-                try:
+                with suppress(ProcessLookupError):
                     os.killpg(job["pid"], signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
 
 
 class Visitor:

@@ -12,7 +12,19 @@ from typing import Annotated, Any
 import typer
 
 import powertrain.cli.watching as watching
-from powertrain.cli import auditing, checkpoints, claiming, data, exporting, launching, page, proving, reporting, training, using
+from powertrain.cli import (
+    auditing,
+    checkpoints,
+    claiming,
+    data,
+    exporting,
+    launching,
+    page,
+    proving,
+    reporting,
+    training,
+    using,
+)
 from powertrain.cli.output import FAILED, OutputGone, Stream, explain
 
 # `--learning_rate=3e-4` is taken like `learning_rate=3e-4`; a mistyped option is refused by the recipe, with a hint

@@ -108,7 +108,7 @@ def _site(more: Sequence[Path]) -> Site:
 
 
 def answering(app: Callable[..., int | None]) -> Callable[[], None]:
-    """Return a command that carries out commands of `app` which only look, one a line of standard input, in one warm process."""
+    """Return a command that carries out commands of `app` which only look, one a line of standard input, in one process."""
     from powertrain.cli.output import explain
 
     def reply(words: Sequence[str]) -> int:

@@ -79,7 +79,8 @@ def read_assets() -> dict[str, tuple[bytes, str, str]]:
     """Return what browsers load besides pages: its content as gzip, its type, and a digest that changes with it."""
     folder = resources.files("powertrain.web") / "static"
     texts = {"page.js": ((folder / "page.js").read_text(encoding="utf-8"), "text/javascript"),
-             "page.css": (style("drawing.css") + style("page.css") + (folder / "web.css").read_text(encoding="utf-8"), "text/css")}
+             "page.css": (style("drawing.css") + style("page.css") + (folder / "web.css").read_text(
+                 encoding="utf-8"), "text/css")}
     return {name: (gzip.compress(text.encode(), 9, mtime=0), kind, hashlib.sha256(text.encode()).hexdigest()[:12])
             for name, (text, kind) in texts.items()}
 

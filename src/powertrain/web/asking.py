@@ -74,7 +74,8 @@ class Asking:
 
     async def _answer(self, words: Sequence[str]) -> Answer:
         process = await self._started()
-        assert process.stdin and process.stdout
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps(list(words)).encode() + b"\n")
             await process.stdin.drain()

@@ -73,7 +73,7 @@ class Jobs:
     def __init__(self, folder: Path, root: Path, environment: Mapping[str, str], program: Sequence[str] = PROGRAM):
         self.folder, self.root, self.environment, self.program = folder, root, environment, program
         folder.mkdir(parents=True, exist_ok=True)
-        self._alone = open(folder / ".lock", "a+", encoding="utf-8")     # held as long as the server lives
+        self._alone = open(folder / ".lock", "a+", encoding="utf-8")     # noqa: SIM115  # held as long as the server lives
         if got_lock(self._alone) is False:
             self._alone.seek(0)
             address = self._alone.read().strip()

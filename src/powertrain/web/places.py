@@ -52,8 +52,8 @@ class Places:
             raise WrongUse("a path has no NUL character; name a file or a folder")
         real = Path(os.path.realpath(self.root / os.path.expanduser(path)))
         if not any(real.is_relative_to(os.path.realpath(one)) for one in (self.root, *self.more)):
-            raise WrongUse(f"{path} is outside the folders of this page ({', '.join(map(str, (self.root, *self.more)))}); start "
-                           f"it with `powertrain ui --allow {real.parent}`, or copy the file here")
+            raise WrongUse(f"{path} is outside this page's folders ({', '.join(map(str, (self.root, *self.more)))}); start it "
+                           f"with `powertrain ui --allow {real.parent}`, or copy the file here")
         return real
 
     def shown(self, path: Path) -> str:
