@@ -20,12 +20,19 @@ Ticks = list[tuple[float, str]]
 
 
 def draw(drawing: chart.Drawing, width: float, *, name: str, title: str, description: str) -> str:
-    """Return the drawing as an <svg> of this width. `name` is its own on the page: screen readers find its words by it."""
-    body, height = _plot(drawing, width) if isinstance(drawing, Plot) else _rows(drawing, width)
+    """Return the drawing as an <svg> of this width. `name` is its own on the page: screen readers find its words by it.
+
+    A plot's data-x says where its x axis lies: two places in pixels, the values there, and its kind.
+    """
+    if isinstance(drawing, Plot):
+        body, height, x = _plot(drawing, width)
+        where = {"data_x": f"{x.start_px:.1f} {x.end_px:.1f} {x.low:.9g} {x.high:.9g} {'log' if x.log else 'linear'}"}
+    else:
+        (body, height), where = _rows(drawing, width), {}
     return svg.element(
         "svg", svg.element("title", html.escape(title), id=f"{name}-title"),
         svg.element("desc", html.escape(description), id=f"{name}-desc"), *body,
-        viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing", aria_labelledby=f"{name}-title {name}-desc")
+        viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing", aria_labelledby=f"{name}-title {name}-desc", **where)
 
 
 def _head(title: str, entries: Iterable[Entry], width: float, gap: float) -> tuple[list[str], float]:
@@ -62,8 +69,8 @@ def _ticks(axis: chart.Axis, scale: Scale, about: int | None = None) -> Ticks:
 # ------------------------------------------------------------------------------------------------ a plot
 
 
-def _plot(plot: Plot, width: float) -> tuple[list[str], float]:
-    """Return the plot's elements and height."""
+def _plot(plot: Plot, width: float) -> tuple[list[str], float, Scale]:
+    """Return the plot's elements and height, and the scale of its x axis."""
     entries = [entry for mark in plot.marks for entry in _entries(mark)] if plot.legend else []
     body, top = _head(plot.title, entries, width, gap=2)
     body.append(svg.text(0, top + TEXT_PX, svg.shortened(plot.y.label, width), colour="quiet"))
@@ -83,7 +90,7 @@ def _plot(plot: Plot, width: float) -> tuple[list[str], float]:
     body += _axis(plot.x, x, x_ticks, bottom, width)
     for mark in sorted(plot.marks, key=_depth):
         body += _mark(mark, x, y)
-    return body, bottom + 2 * LINE_PX + 8
+    return body, bottom + 2 * LINE_PX + 8, x
 
 
 def _entries(mark: Mark) -> Iterable[Entry]:
