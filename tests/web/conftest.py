@@ -11,11 +11,13 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from powertrain.cli.reporting import read_page
+from powertrain.cli.reporting import read_page, symptoms_of_run
 from powertrain.web.app import make_app, read_assets
+from powertrain.web.asking import Asking
 from powertrain.web.guard import COOKIE, Guard
 from powertrain.web.jobs import Jobs
 from powertrain.web.places import Places
+from powertrain.web.series import Index
 from powertrain.web.sessions import Sessions
 from powertrain.web.site import Site
 
@@ -124,7 +126,9 @@ def client(root: Path, tmp_path: Path) -> Iterator[Client]:
     """Yield a client that has used the link. What its jobs have started is ended at the end."""
     places, cache = Places(root), tmp_path / "cache" / "page"
     sessions = Sessions(cache, str(root))
-    site = Site(places, cache, Jobs(places.jobs, root, dict(os.environ)), sessions, read_page, 10_000_000, read_assets())
+    site = Site(places, cache, Jobs(places.jobs, root, dict(os.environ)), sessions, read_page,
+                symptoms_of_run, Index(cache / "index.sqlite"), Asking(root, dict(os.environ)), 10_000_000,
+                assets=read_assets())
     app = make_app(site, [HOST], encrypted=False, print_link=lambda: None)
     cookie = sessions.exchange(sessions.token)
     assert cookie

@@ -94,17 +94,21 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _site(more: Sequence[Path]) -> Site:
-    from powertrain.cli.reporting import read_page
+    from powertrain.cli.reporting import read_page, symptoms_of_run
     from powertrain.web.app import read_assets
+    from powertrain.web.asking import Asking
     from powertrain.web.jobs import Jobs
     from powertrain.web.places import Places
+    from powertrain.web.series import Index
     from powertrain.web.sessions import Sessions
     from powertrain.web.site import Site
 
     places = Places(Path.cwd(), tuple(more))
     cache = cache_folder() / "page"
-    return Site(places, cache, Jobs(places.jobs, places.root, dict(os.environ)), Sessions(cache, str(places.root)), read_page,
-                MOST_UPLOAD_BYTES, read_assets())
+    environment = dict(os.environ)
+    return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)), read_page,
+                symptoms_of_run, Index(cache / "index.sqlite"), Asking(places.root, environment), MOST_UPLOAD_BYTES,
+                assets=read_assets())
 
 
 def answering(app: Callable[..., int | None]) -> Callable[[], None]:

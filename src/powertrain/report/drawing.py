@@ -26,7 +26,8 @@ def draw(drawing: chart.Drawing, width: float, *, name: str, title: str, descrip
     """
     if isinstance(drawing, Plot):
         body, height, x = _plot(drawing, width)
-        where = {"data_x": f"{x.start_px:.1f} {x.end_px:.1f} {x.low:.9g} {x.high:.9g} {'log' if x.log else 'linear'}"}
+        kind = "log" if x.log else "linear"
+        where = {"data_x": f"{x.start_px:.1f} {x.end_px:.1f} {x.low:.9g} {x.high:.9g} {kind}"}
     else:
         (body, height), where = _rows(drawing, width), {}
     return svg.element(

@@ -179,8 +179,8 @@ def _parts(written: Written, view: View) -> Figure:
         layers.append(("other", "grey", tuple(100 * np.maximum(rest, 0.0))))
     rows = tuple((name, round(float(np.mean(shares)), 2)) for name, _, shares in layers)
     marks = (Stack(edges, tuple(layers)),) if len(edges) > 1 else ()
-    return Figure("parts", "Where a step's time goes", (Plot(Axis(X[view.x]), Axis("share of the steps, %", low=0.0, high=100.0),
-                                                            marks, height=200.0),),
+    return Figure("parts", "Where a step's time goes", (Plot(
+        Axis(X[view.x]), Axis("share of the steps, %", low=0.0, high=100.0), marks, height=200.0),),
                   "Evaluations and saves lie between the steps; the report counts them.",
                   (Table(("part", "share of the time, %"), rows),), beside=True)
 
@@ -204,7 +204,7 @@ def over_each_other(runs: Mapping[str, Written], view: View) -> list[Figure | Mi
             points = _held_out(written, xs, first, last) if key == "held" else \
                 thinned(xs, mean_of(ys, over) if over > 2 else ys, first, last)
             marks.append(Series(name, points, colour, shape))
-        figures.append(Figure(key, title, (Plot(Axis(X[view.x], low=first, high=last), Axis(label, log=view.log), tuple(marks)),),
-                              "" if key == "held" else "Each curve is a mean of neighbouring steps." if SMOOTHED[view.smooth] else
-                              "Each step.", ()))
+        says = "" if key == "held" else "Each curve is a mean of neighbouring steps." if SMOOTHED[view.smooth] else "Each step."
+        axes = Axis(X[view.x], low=first, high=last), Axis(label, log=view.log)
+        figures.append(Figure(key, title, (Plot(*axes, tuple(marks)),), says, ()))
     return figures

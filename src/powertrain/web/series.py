@@ -140,29 +140,28 @@ class Index:
             blocks.append(np.frombuffer(blob, dtype=np.float64).reshape(-1, len(COLUMNS)))
         return _extended(NOTHING, np.concatenate(blocks), others, end)
 
-    def summary(self, run: Path, *, anew: bool = True) -> RunSummary | None:
-        """Return the run's line in a list. Where it would have to be read and is not to be read `anew`, None."""
-        folder = RunFolder(run)
-        try:
-            status = os.stat(folder.events, follow_symlinks=False)
-            stamp = f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
-        except OSError:
-            stamp = ""
+    def summaries(self, runs: Sequence[Path]) -> dict[Path, RunSummary]:
+        """Return the lines of a list for those of these runs that were read before and have not changed."""
         with self._lock, self._database() as database:
-            row = database.execute("SELECT summary FROM summary WHERE path = ? AND stamp = ?", (str(run), stamp)).fetchone()
-        if row is not None:
-            known = json.loads(row[0])
-            state = known.pop("state") or state_of((), written=is_being_written(folder))
-            return RunSummary(run, state=state, **known)
-        if not anew:
-            return None
-        series = self.series(run)
+            stored = {path: (stamp, text) for path, stamp, text in database.execute("SELECT * FROM summary")}
+        found = {}
+        for run in runs:
+            stamp, text = stored.get(str(run), ("", ""))
+            if text and stamp == _stamp(run):
+                known = json.loads(text)
+                state = known.pop("state") or state_of((), written=is_being_written(RunFolder(run)))
+                found[run] = RunSummary(run, state=state, **known)
+        return found
+
+    def summary(self, run: Path) -> RunSummary:
+        """Return the run's line in a list, read anew."""
+        stamp, series = _stamp(run), self.series(run)
         found = _summary(run, series)
-        ended = last_of(End, series.others)
         told = {name: value for name, value in vars(found).items() if name != "folder"}
+        state = found.state if last_of(End, series.others) else ""               # "": the lock says it each time
         with self._lock, self._database() as database:
             database.execute("INSERT OR REPLACE INTO summary VALUES (?, ?, ?)", (
-                str(run), stamp, json.dumps({**told, "state": found.state if ended else ""})))
+                str(run), stamp, json.dumps({**told, "state": state})))
         return found
 
     @contextlib.contextmanager
@@ -177,6 +176,15 @@ class Index:
             database.execute("COMMIT")
         finally:
             database.close()
+
+
+def _stamp(run: Path) -> str:
+    """Return what changes with the log of a run."""
+    try:
+        status = os.stat(run / "events.jsonl", follow_symlinks=False)
+    except OSError:
+        return "no log"
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 def _summary(run: Path, series: Series) -> RunSummary:

@@ -1,6 +1,7 @@
 """What every part of the page works with: its folders, its jobs, and how a page is written."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,17 +13,38 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from powertrain.records import WrongUse
+from powertrain.records.findings import Finding
 from powertrain.records.redaction import redacted
 from powertrain.report import formats
 from powertrain.report.page import Page
 from powertrain.report.words import count, duration, memory
+from powertrain.web.asking import Asking
 from powertrain.web.jobs import Jobs
 from powertrain.web.places import Places
+from powertrain.web.series import Index
 from powertrain.web.sessions import Sessions
 
 # the pages that the head of each page names
 MENU = {"Home": "/", "New run": "/new", "Runs": "/runs", "Models": "/models", "Data": "/data", "Studies": "/studies",
         "Audit": "/audit", "System": "/system"}
+
+
+@dataclass
+class Streams:
+    """How many tabs are listening, and how long the last drawing of a run took."""
+
+    open: int = 0
+    drawing_s: float = 0.1
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """What was found in the events of a run up to a place of its log, and when."""
+
+    at_s: float = -math.inf                  # of the monotonic clock
+    end: int = -1
+    findings: Sequence[Finding] = ()
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,7 +54,12 @@ class Site:
     jobs: Jobs
     sessions: Sessions
     read_page: Callable[[Path], Page]        # the report of a run's or a study's folder
+    find_symptoms: Callable[[Path], Sequence[Finding]]       # what `powertrain diagnose` finds in a run's events
+    index: Index
+    asking: Asking
     most_upload_bytes: int
+    streams: Streams = field(default_factory=Streams)
+    diagnosed: dict[Path, Diagnosed] = field(default_factory=dict)
     assets: Mapping[str, tuple[bytes, str, str]] = field(default_factory=dict)       # by name: content, type, digest
 
 

@@ -205,6 +205,29 @@ all("form[data-watch]").forEach((form) => {
   look();
 });
 
+// ---------------------------------------------------------------- dragging across a curve shows that range
+
+let dragged = null;
+
+document.addEventListener("pointerdown", (event) => {
+  const svg = event.target.closest("[data-zoom] svg[data-x]");
+  if (svg && event.button === 0) { dragged = {svg, from: event.clientX}; event.preventDefault(); }
+});
+
+document.addEventListener("pointerup", (event) => {
+  if (!dragged) return;
+  const {svg, from} = dragged, box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
+  const [start, end, low, high] = svg.dataset.x.split(" ").map(Number);
+  dragged = null;
+  if (Math.abs(event.clientX - from) < 6) return;
+  const [first, last] = [from, event.clientX].sort((a, b) => a - b).map((place) =>
+    low + (high - low) * Math.min(1, Math.max(0, ((place - box.left) * scale - start) / (end - start))));
+  const [address, query] = svg.closest("[data-zoom]").dataset.zoom.split("?"), values = new URLSearchParams(query);
+  values.set("from", first);
+  values.set("to", last);
+  location.assign(`${address}?${values}#curves`);
+});
+
 // ---------------------------------------------------------------- copying, getting in
 
 document.addEventListener("click", async (event) => {
