@@ -34,8 +34,8 @@ def show(request: Request) -> Response:
     number = int(query["page"]) if query.get("page", "").isdecimal() and len(query["page"]) < 6 else 1
     pages = max(1, -(-len(chosen) // ON_A_PAGE))
     number = min(max(1, number), pages)
-    return shown(request, "runs.html", title="Runs", runs=chosen[(number - 1) * ON_A_PAGE:number * ON_A_PAGE], total=len(chosen),
-                 waiting=waiting, read=len(found), number=number, pages=pages, text=text, state=state,
+    here = chosen[(number - 1) * ON_A_PAGE:number * ON_A_PAGE]
+    return shown(request, "runs.html", title="Runs", runs=here, waiting=waiting, read=len(found), number=number, pages=pages, text=text, state=state,
                  states=sorted({run.state for run in found}), speed=_speed)
 
 
