@@ -97,7 +97,7 @@ def _plan(folder: RunFolder) -> Table | None:
     plan = _json(folder.plan)
     try:
         rows = [("on", with_settings(step["technique"], step["settings"]),
-                 f"{step['because']} [{claim(_effect(step['claim']))}]")
+                 f"{step['because']} [{claim(effect(step['claim']))}]")
                 for step in plan["steps"]]
         return Table(("", "technique", "because"), (*rows, *(("off", one["technique"], one["because"])
                                                              for one in plan["refused"])))
@@ -105,7 +105,7 @@ def _plan(folder: RunFolder) -> Table | None:
         return None
 
 
-def _effect(values: Mapping[str, Any]) -> Any:
+def effect(values: Mapping[str, Any]) -> Any:
     from powertrain.records import Effect
 
     return Effect(**{**values, "step_time": tuple(values["step_time"])})
