@@ -108,7 +108,8 @@ async def plan(request: Request) -> Response:
         return shown(request, "plan.html", title="Plan", problem=answer.problem, plan=None, command=command,
                      refused=not _may_start_unplanned(wanted))
     found = answer.event("plan")
-    return shown(request, "plan.html", title="Plan", problem=_too_large(found), refused=bool(_too_large(found)), command=command,
+    problem = _too_large(found)
+    return shown(request, "plan.html", title="Plan", problem=problem, refused=bool(problem), command=command,
                  plan=_described(found))
 
 
@@ -146,8 +147,9 @@ def _described(found: Mapping[str, Any]) -> dict[str, Any]:
     if estimate is not None:
         bar = chart.Row("needed at the peak", chart.stacked(estimate.memory_bytes, GIB, COMPONENT_COLOURS),
                         says=memory(estimate.total_memory_bytes))
-        figures.append(Figure("memory", "Memory", (Rows(Axis("GiB", low=0.0), (bar,), (Level("free", room / GIB, "red"),)),), "", (
-            Table(("part", "bytes"), tuple(estimate.memory_bytes.items())),), beside=True))
+        rows_of_bytes = Table(("part", "bytes"), tuple(estimate.memory_bytes.items()))
+        drawing = Rows(Axis("GiB", low=0.0), (bar,), (Level("free", room / GIB, "red"),))
+        figures.append(Figure("memory", "Memory", (drawing,), "", (rows_of_bytes,), beside=True))
     techniques = [("on", step["technique"], step["does"], step["because"], plan_report.claim(effect(step["claim"])))
                   for step in found["plan"]["steps"]]
     techniques += [("off", one["technique"], one.get("does", ""), one["because"], "") for one in found["plan"]["refused"]]

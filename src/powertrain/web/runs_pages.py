@@ -35,7 +35,8 @@ def show(request: Request) -> Response:
     pages = max(1, -(-len(chosen) // ON_A_PAGE))
     number = min(max(1, number), pages)
     here = chosen[(number - 1) * ON_A_PAGE:number * ON_A_PAGE]
-    return shown(request, "runs.html", title="Runs", runs=here, waiting=waiting, read=len(found), number=number, pages=pages, text=text, state=state,
+    return shown(request, "runs.html", title="Runs", runs=here, waiting=waiting, read=len(found), number=number,
+                 pages=pages, text=text, state=state,
                  states=sorted({run.state for run in found}), speed=_speed)
 
 

@@ -39,12 +39,10 @@ WHAT = (
     Setting("data.source", "Data", "A file, a folder, a hub id, or a corpus: stdlib, shakespeare, docstrings. Rows may be "
                                    "JSONL, CSV or Parquet; text may be anything."))
 HOW = (
-    Setting("train_time_s", "Time, seconds", "The run gets as many steps as fit into this time. Leave it empty to use epochs or "
-                                             "steps.", kind="number"),
+    Setting("train_time_s", "Time, seconds", "The run gets as many steps as fit into this time. Empty: epochs or steps say.", kind="number"),
     Setting("num_train_epochs", "Epochs", "How often each example is seen. The default is 1.", kind="number"),
     Setting("max_steps", "Steps", "The number of updates, in place of epochs.", kind="number"),
-    Setting("train_batch_size", "Batch", "Examples in one update. The planner splits a batch to fit the memory; the result is the "
-                                         "same.", kind="number"),
+    Setting("train_batch_size", "Batch", "Examples in one update. It is split where the memory needs it, with the same result.", kind="number"),
     Setting("learning_rate", "Learning rate", "The default follows the method: 2e-4 for LoRA, 2e-5 for all weights, 1e-3 from "
                                               "scratch.", kind="number"),
     Setting("data.max_length", "Longest example, tokens", "Of a trained model's rows. Longer ones are cut or dropped.",
@@ -52,7 +50,7 @@ HOW = (
     Setting("data.block", "Block, tokens", "Of text from scratch: how much the model sees at once.", kind="number"),
     Setting("lora.r", "LoRA rank", "Width of the trained matrices. More learns more and takes more memory.", kind="number"),
     Setting("eval_steps", "Evaluate every, steps", "Loss on text that is held out. Also '1 epoch'; 0 for never."),
-    Setting("save_steps", "Save every, steps", "A checkpoint from which a killed run goes on; auto for about every 10 minutes."),
+    Setting("save_steps", "Save every, steps", "A checkpoint, from which a killed run goes on; auto: every 10 minutes."),
     Setting("mirror", "Mirror", "Where checkpoints are copied too, such as s3://bucket/prefix or file:///folder."))
 SETTINGS = (*WHAT, *HOW)
 
@@ -75,7 +73,7 @@ class Asked:
 
 
 def asked(values: Mapping[str, Any], places: Places) -> Asked:
-    """Return the run that a form asks for. Raises WrongUse for a key that no recipe has, or a path outside the page's folders."""
+    """Return the run that a form asks for. Raises WrongUse for an unknown key, or a path outside the page's folders."""
     recipe, like = _text(values, "recipe"), _text(values, "like")
     if recipe and recipe not in shipped_recipes():
         raise WrongUse(f"there is no shipped recipe {recipe[:60]!r}; choose one from the list")
@@ -118,11 +116,11 @@ def check(recipe: Recipe, places: Places, *, own: bool = False) -> None:
     `own`: the recipe is that of a run here, whose output folder is replaced.
     """
     if recipe.model.trust_remote_code:
-        raise WrongUse("the page runs no code that comes with a model; use `powertrain train` with model.trust_remote_code=true "
-                       "in a terminal if you trust it")
+        raise WrongUse("the page runs no code that comes with a model; if you trust it, use `powertrain train` with "
+                       "model.trust_remote_code=true in a terminal")
     if recipe.output_dir is not None and not own:
         raise WrongUse("the page chooses the folder of a run, in runs/; leave output_dir out")
-    values = {"model.path": [recipe.model.path], "model.adapter": [recipe.model.adapter], "data.source": recipe.data.sources,
+    values: dict[str, Sequence[str | None]] = {"model.path": [recipe.model.path], "model.adapter": [recipe.model.adapter], "data.source": recipe.data.sources,
               "data.validation_source": [recipe.data.validation_source], "data.tokenizer": [recipe.data.tokenizer],
               "data.chat_template": [recipe.data.chat_template]}
     for key, paths in values.items():
