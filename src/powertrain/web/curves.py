@@ -206,5 +206,7 @@ def over_each_other(runs: Mapping[str, Written], view: View) -> list[Figure | Mi
             marks.append(Series(name, points, colour, shape))
         says = "" if key == "held" else "Each curve is a mean of neighbouring steps." if SMOOTHED[view.smooth] else "Each step."
         axes = Axis(X[view.x], low=first, high=last), Axis(label, log=view.log)
+        if not any(mark.points for mark in marks if isinstance(mark, Series)):
+            continue
         figures.append(Figure(key, title, (Plot(*axes, tuple(marks)),), says, ()))
     return figures

@@ -7,7 +7,8 @@ run was read, so that a tab that connects again hears what it has missed, and no
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
@@ -16,12 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from powertrain.records import several
+from powertrain.records.event_log import from_line
 from powertrain.records.events import End, Evaluated, Event, Memory, Phase, Sample, Saved
 from powertrain.records.timeline import last_of
 from powertrain.report.result import printable, said
 from powertrain.report.words import count, duration, memory
 from powertrain.run.folder import RunFolder
-from powertrain.web.series import Index, Series
+from powertrain.web.places import opened
+from powertrain.web.series import STEP, Index, Series
 from powertrain.web.site import Streams
 
 LOOK_S = 0.5                 # between two looks at the log
@@ -78,8 +81,8 @@ def lines_of(events: tuple[Event, ...]) -> list[str]:
     return found
 
 
-def stream(request: Request, run: Path, index: Index, streams: Streams) -> Response:
-    """Return the stream of a run. Raises HTTPException where too many are open."""
+def stream(request: Request, run: Path, index: Index, streams: Streams, is_awaited: Callable[[], bool]) -> Response:
+    """Return the stream of a run; `is_awaited`: a job is to go on with it. Raises HTTPException where too many are open."""
     if streams.open >= MOST_STREAMS:
         raise HTTPException(503, f"{MOST_STREAMS} tabs watch runs already; close one of them")
     since = request.headers.get("last-event-id", request.query_params.get("since", ""))
@@ -88,7 +91,7 @@ def stream(request: Request, run: Path, index: Index, streams: Streams) -> Respo
     async def counted() -> AsyncIterator[str]:
         streams.open += 1
         try:
-            async for message in _messages(run, index, streams, begin):
+            async for message in _messages(run, index, streams, begin, is_awaited):
                 yield message
         finally:
             streams.open -= 1
@@ -96,7 +99,8 @@ def stream(request: Request, run: Path, index: Index, streams: Streams) -> Respo
     return StreamingResponse(counted(), media_type="text/event-stream")
 
 
-async def _messages(run: Path, index: Index, streams: Streams, begin: int) -> AsyncIterator[str]:
+async def _messages(run: Path, index: Index, streams: Streams, begin: int,
+                    is_awaited: Callable[[], bool]) -> AsyncIterator[str]:
     folder, told, beat, drawn = RunFolder(run), dict[str, str](), time.monotonic(), time.monotonic()
     before: Series | None = None
     yield "retry: 1000\n\n"
@@ -110,7 +114,7 @@ async def _messages(run: Path, index: Index, streams: Streams, begin: int) -> As
             now - drawn > max(DRAWN_EVERY_S, DRAWN_SHARE * streams.drawing_s)
         if shown != told or fresh:
             drawn = now if happened or due else drawn
-            ended = state not in ("running", "running or killed")
+            ended = state not in ("running", "running or killed") and not is_awaited()
             value = {"fields": {name: text for name, text in shown.items() if told.get(name) != text},
                      "lines": lines_of(fresh), "changed": happened or due, "ended": ended}
             yield f"id: {series.end}\ndata: {json.dumps(value)}\n\n"
@@ -137,11 +141,15 @@ def _new(before: Series | None, series: Series) -> tuple[Event, ...]:
 
 def _since(run: Path, begin: int, series: Series) -> tuple[Event, ...]:
     """Return the events that lie behind a place of the log; the page itself has shown those before it."""
-    from powertrain.records.event_log import EventReader
-
-    if begin >= series.end:
+    try:
+        with opened(run / "events.jsonl") as log:
+            log.seek(begin)
+            lines = log.read(max(0, series.end - begin)).split(b"\n")       # what came since is in the next message
+    except OSError:
         return ()
-    found, _ = EventReader(run / "events.jsonl", begin).read_whole()
-    return tuple(event for event in found if event.kind != "step")
-
-
+    found = list[Event]()
+    for line in lines:
+        if line and not line.startswith(STEP):
+            with suppress(ValueError, TypeError, LookupError, RecursionError):       # damaged: the page says so
+                found.append(from_line(json.loads(line)))
+    return tuple(found)

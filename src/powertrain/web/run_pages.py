@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -132,8 +133,13 @@ def _resume(folder: RunFolder, state: str, series: Series) -> str:
 
 
 def stream(request: Request) -> Response:
-    site = site_of(request)
-    return live.stream(request, site.places.run(request.path_params["name"]), site.index, site.streams)
+    site, name = site_of(request), request.path_params["name"]
+
+    def is_awaited() -> bool:
+        job = site.jobs.of_run(f"runs/{name}")
+        return job is not None and job.state != "ended"
+
+    return live.stream(request, site.places.run(name), site.index, site.streams, is_awaited)
 
 
 async def report(request: Request) -> Response:
@@ -168,7 +174,7 @@ async def resume(request: Request) -> Response:
     if is_being_written(folder):
         raise WrongUse(f"a process trains in runs/{name} already")
     job = site.jobs.ask(f"Resume {name}", ["train", "--resume", f"runs/{name}"], f"runs/{name}")
-    return JSONResponse({"refresh": True} if job.state == "running" else {"go": f"/jobs/{job.id}"})
+    return JSONResponse({"go": f"/runs/{quote(name)}" if job.state == "running" else f"/jobs/{job.id}"})
 
 
 ROUTES = [Route("/runs/{name}", show), Route("/runs/{name}/stream", stream), Route("/runs/{name}/report", report),

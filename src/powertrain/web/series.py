@@ -78,6 +78,15 @@ class _Kept:
         return self.inode == status.st_ino and self.series.end <= status.st_size and _proof(log, self.series.end) == self.proof
 
 
+@dataclass(frozen=True)
+class Listed(RunSummary):
+    """A line of the list of runs."""
+
+    last_loss: float | None = None           # of the last step
+    is_held_out: bool = False                # `loss` is
+    damaged: str = ""                        # what is said of a line of the log that was left out
+
+
 class Index:
     """The runs of one page. Any thread may ask."""
 
@@ -140,7 +149,7 @@ class Index:
             blocks.append(np.frombuffer(blob, dtype=np.float64).reshape(-1, len(COLUMNS)))
         return _extended(NOTHING, np.concatenate(blocks), others, end)
 
-    def summaries(self, runs: Sequence[Path]) -> dict[Path, RunSummary]:
+    def summaries(self, runs: Sequence[Path]) -> dict[Path, Listed]:
         """Return the lines of a list for those of these runs that were read before and have not changed."""
         with self._lock, self._database() as database:
             stored = {path: (stamp, text) for path, stamp, text in database.execute("SELECT * FROM summary")}
@@ -150,10 +159,10 @@ class Index:
             if text and stamp == _stamp(run):
                 known = json.loads(text)
                 state = known.pop("state") or state_of((), written=is_being_written(RunFolder(run)))
-                found[run] = RunSummary(run, state=state, **known)
+                found[run] = Listed(run, state=state, **known)
         return found
 
-    def summary(self, run: Path) -> RunSummary:
+    def summary(self, run: Path) -> Listed:
         """Return the run's line in a list, read anew."""
         stamp, series = _stamp(run), self.series(run)
         found = _summary(run, series)
@@ -187,7 +196,7 @@ def _stamp(run: Path) -> str:
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
-def _summary(run: Path, series: Series) -> RunSummary:
+def _summary(run: Path, series: Series) -> Listed:
     import datetime
 
     from powertrain.records.events import Evaluated
@@ -195,12 +204,13 @@ def _summary(run: Path, series: Series) -> RunSummary:
     start = next((event for event in series.others if isinstance(event, Start)), None) or Start(time=0.0)
     evaluated, seconds = last_of(Evaluated, series.others), float(series["seconds"].sum())
     taken = len(series.steps)
-    return RunSummary(
+    return Listed(
         run, start.name or run.name, series.state(RunFolder(run)), step=int(series["step"][-1]) if taken else 0,
         total_steps=start.total_steps, loss=evaluated.loss if evaluated else float(series["loss"][-1]) if taken else None,
         bits_per_byte=evaluated.bits_per_byte if evaluated else None,
         tokens_per_s=float(series["real_tokens"].sum()) / seconds if seconds else None,
-        started=datetime.datetime.fromtimestamp(start.time).strftime("%Y-%m-%d %H:%M") if start.time else "", began=start.time)
+        started=datetime.datetime.fromtimestamp(start.time).strftime("%Y-%m-%d %H:%M") if start.time else "", began=start.time,
+        last_loss=float(series["loss"][-1]) if taken else None, is_held_out=evaluated is not None, damaged=series.damaged)
 
 
 def _join(database: sqlite3.Connection, key: str) -> None:

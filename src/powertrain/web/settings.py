@@ -39,10 +39,12 @@ WHAT = (
     Setting("data.source", "Data", "A file, a folder, a hub id, or a corpus: stdlib, shakespeare, docstrings. Rows may be "
                                    "JSONL, CSV or Parquet; text may be anything."))
 HOW = (
-    Setting("train_time_s", "Time, seconds", "The run gets as many steps as fit into this time. Empty: epochs or steps say.", kind="number"),
+    Setting("train_time_s", "Time, seconds", "The run gets as many steps as fit into this time. Empty: epochs or steps say.",
+            kind="number"),
     Setting("num_train_epochs", "Epochs", "How often each example is seen. The default is 1.", kind="number"),
     Setting("max_steps", "Steps", "The number of updates, in place of epochs.", kind="number"),
-    Setting("train_batch_size", "Batch", "Examples in one update. It is split where the memory needs it, with the same result.", kind="number"),
+    Setting("train_batch_size", "Batch", "Examples in one update. It is split where the memory needs it, with the same result.",
+            kind="number"),
     Setting("learning_rate", "Learning rate", "The default follows the method: 2e-4 for LoRA, 2e-5 for all weights, 1e-3 from "
                                               "scratch.", kind="number"),
     Setting("data.max_length", "Longest example, tokens", "Of a trained model's rows. Longer ones are cut or dropped.",
@@ -120,9 +122,10 @@ def check(recipe: Recipe, places: Places, *, own: bool = False) -> None:
                        "model.trust_remote_code=true in a terminal")
     if recipe.output_dir is not None and not own:
         raise WrongUse("the page chooses the folder of a run, in runs/; leave output_dir out")
-    values: dict[str, Sequence[str | None]] = {"model.path": [recipe.model.path], "model.adapter": [recipe.model.adapter], "data.source": recipe.data.sources,
-              "data.validation_source": [recipe.data.validation_source], "data.tokenizer": [recipe.data.tokenizer],
-              "data.chat_template": [recipe.data.chat_template]}
+    values: dict[str, Sequence[str | None]] = {
+        "model.path": [recipe.model.path], "model.adapter": [recipe.model.adapter], "data.source": recipe.data.sources,
+        "data.validation_source": [recipe.data.validation_source], "data.tokenizer": [recipe.data.tokenizer],
+        "data.chat_template": [recipe.data.chat_template]}
     for key, paths in values.items():
         for path in paths:
             if path and path not in (*CORPORA, *NOT_PATHS.get(key, ())) and not path.startswith("recipe:"):

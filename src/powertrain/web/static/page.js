@@ -93,7 +93,8 @@ document.addEventListener("submit", (event) => {
   const form = event.target;
   event.preventDefault();
   if (form.dataset.post && !form.hasAttribute("aria-busy")) change(form);
-  else if (form.dataset.go) location.assign(form.dataset.go + "?" + new URLSearchParams(valuesOf(form)));
+  else if (form.dataset.go) location.assign(form.dataset.go + "?" + new URLSearchParams(
+    Object.entries(valuesOf(form)).flatMap(([name, value]) => [value].flat().map((one) => [name, one]))));
 });
 
 // ---------------------------------------------------------------- parts that are fetched again
