@@ -13,6 +13,7 @@ import pytest
 
 from powertrain.web.app import make_app, read_assets
 from powertrain.web.asking import Asking
+from powertrain.web.chatting import Talks
 from powertrain.web.guard import COOKIE, Guard
 from powertrain.web.jobs import Jobs
 from powertrain.web.places import Places
@@ -126,7 +127,8 @@ def client(root: Path, tmp_path: Path) -> Iterator[Client]:
     places, cache = Places(root), tmp_path / "cache" / "page"
     sessions = Sessions(cache, str(root))
     site = Site(places, cache, Jobs(places.jobs, root, dict(os.environ)), sessions,
-                Index(cache / "index.sqlite"), Asking(root, dict(os.environ)), 10_000_000, assets=read_assets())
+                Index(cache / "index.sqlite"), Asking(root, dict(os.environ)), Talks(root, os.environ),
+                10_000_000, assets=read_assets())
     app = make_app(site, [HOST], encrypted=False, print_link=lambda: None)
     cookie = sessions.exchange(sessions.token)
     assert cookie

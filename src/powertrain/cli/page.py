@@ -97,6 +97,7 @@ def _listening(host: str, port: int) -> socket.socket:
 def _site(more: Sequence[Path]) -> Site:
     from powertrain.web.app import read_assets
     from powertrain.web.asking import Asking
+    from powertrain.web.chatting import Talks
     from powertrain.web.jobs import Jobs
     from powertrain.web.places import Places
     from powertrain.web.series import Index
@@ -107,7 +108,8 @@ def _site(more: Sequence[Path]) -> Site:
     cache = cache_folder() / "page"
     environment = dict(os.environ)
     return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)),
-                Index(cache / "index.sqlite"), Asking(places.root, environment), MOST_UPLOAD_BYTES, assets=read_assets())
+                Index(cache / "index.sqlite"), Asking(places.root, environment), Talks(places.root, environment),
+                MOST_UPLOAD_BYTES, assets=read_assets())
 
 
 def page(folder: Path, as_json: Json = False) -> None:

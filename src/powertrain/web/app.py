@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from powertrain.records import WrongUse
 from powertrain.report.formats import style
-from powertrain.web import jobs_pages, new_run_pages, run_pages, runs_pages
+from powertrain.web import chat_pages, jobs_pages, new_run_pages, run_pages, runs_pages
 from powertrain.web.guard import COOKIE, Guard
 from powertrain.web.jobs import LOOK_S
 from powertrain.web.places import NotThere
@@ -28,7 +28,7 @@ LOOKS = {421: "Wrong address", 404: "Not there", 413: "Too large", 408: "Too slo
 def make_app(site: Site, hosts: Iterable[str], *, encrypted: bool, print_link: Callable[[], None]) -> Guard:
     """Return the page as an ASGI application that answers to these hosts only. `print_link` prints the newest token's link."""
     routes = [Route("/enter", enter), Route("/enter", exchange, methods=["POST"]), Route("/static/{name}", static),
-              *new_run_pages.ROUTES, *jobs_pages.ROUTES, *runs_pages.ROUTES, *run_pages.ROUTES]
+              *new_run_pages.ROUTES, *chat_pages.ROUTES, *jobs_pages.ROUTES, *runs_pages.ROUTES, *run_pages.ROUTES]
     app = Starlette(routes=routes, lifespan=_looking_after_jobs, exception_handlers={
         WrongUse: refuse, HTTPException: refuse, Exception: confess})
     app.state.site = site
@@ -38,11 +38,12 @@ def make_app(site: Site, hosts: Iterable[str], *, encrypted: bool, print_link: C
 
 @contextlib.asynccontextmanager
 async def _looking_after_jobs(app: Starlette) -> AsyncIterator[None]:
-    jobs = app.state.site.jobs
+    site = app.state.site
 
     async def look() -> None:
         while True:
-            await asyncio.to_thread(jobs.look)
+            await asyncio.to_thread(site.jobs.look)
+            site.talks.tend()
             await asyncio.sleep(LOOK_S)
 
     looking = asyncio.create_task(look())
@@ -50,6 +51,8 @@ async def _looking_after_jobs(app: Starlette) -> AsyncIterator[None]:
         yield
     finally:
         looking.cancel()
+        site.talks.tend(all_of_them=True)
+        site.asking.end()
 
 
 # ------------------------------------------------------------------------------------------------ getting in

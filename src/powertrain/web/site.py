@@ -17,6 +17,7 @@ from powertrain.records.redaction import redacted
 from powertrain.report import formats
 from powertrain.report.words import count, duration, memory
 from powertrain.web.asking import Asking
+from powertrain.web.chatting import Talks
 from powertrain.web.jobs import Jobs
 from powertrain.web.places import Places
 from powertrain.web.series import Index
@@ -54,6 +55,7 @@ class Site:
     sessions: Sessions
     index: Index
     asking: Asking
+    talks: Talks
     most_upload_bytes: int
     streams: Streams = field(default_factory=Streams)
     diagnosed: dict[Path, Diagnosed] = field(default_factory=dict)

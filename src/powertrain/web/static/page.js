@@ -243,6 +243,75 @@ document.addEventListener("change", async (event) => {
   }
 });
 
+// ---------------------------------------------------------------- chat: each model answers in a column of its own
+
+function bubble(place, label, text) {
+  const box = document.createElement("div"), name = document.createElement("strong"), words = document.createElement("span");
+  box.className = "bubble";
+  name.textContent = `${label}: `;
+  words.textContent = text;
+  box.append(name, words);
+  place.append(box);
+  return words;
+}
+
+async function converse(column, values, signal) {
+  const talk = one(".talk", column);
+  bubble(talk, "You", values.message);
+  const words = bubble(talk, "Model", ""), box = words.parentElement;
+  box.setAttribute("aria-busy", "true");
+  const told = (line) => {
+    if (line.piece) words.textContent += line.piece;
+    if (line.problem) words.textContent += `[${line.problem}]`;
+    if (line.prompt) {
+      const details = document.createElement("details"), summary = document.createElement("summary"), exact = document.createElement("pre");
+      summary.textContent = `The exact prompt${line.speed ? "; " + line.speed : ""}`;
+      exact.textContent = line.prompt;
+      details.append(summary, exact);
+      box.append(details);
+    }
+  };
+  try {
+    const answer = await fetch("/chat/ask", {method: "POST", headers: {"content-type": "application/json"}, signal,
+                                             body: JSON.stringify({...values, model: column.dataset.model})});
+    if (!answer.ok) told(await answer.json());
+    const reader = answer.ok && answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = "", part; reader && !(part = await reader.read()).done;) {
+      const lines = (rest + part.value).split("\n");
+      rest = lines.pop();
+      lines.filter(Boolean).forEach((line) => told(JSON.parse(line)));
+    }
+  } catch (error) {
+    told({problem: error.name === "AbortError" ? "stopped" : "the page's server does not answer"});
+  }
+  box.removeAttribute("aria-busy");
+}
+
+all("form[data-chat]").forEach((form) => {
+  const stop = one("[data-stop]", form), columns = all("[data-model]");
+  let asking = null;
+  const ask = async () => {
+    const values = valuesOf(form);
+    if (asking || !values.message.trim()) return;
+    asking = new AbortController();
+    stop.hidden = false;
+    one("#message").value = "";
+    await Promise.all(columns.map((column) => converse(column, values, asking.signal)));
+    stop.hidden = true;
+    asking = null;
+  };
+  form.addEventListener("submit", ask);
+  one("#message").addEventListener("keydown", (event) => { if (event.key === "Enter" && event.ctrlKey) ask(); });
+  stop.addEventListener("click", () => asking?.abort());
+  one("[data-reset]", form).addEventListener("click", async () => {
+    asking?.abort();
+    for (const column of columns) {
+      await send("/chat/reset", {model: column.dataset.model});
+      one(".talk", column).replaceChildren();
+    }
+  });
+});
+
 // ---------------------------------------------------------------- copying, getting in
 
 document.addEventListener("click", async (event) => {
