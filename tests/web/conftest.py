@@ -11,7 +11,6 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from powertrain.cli.reporting import read_page, symptoms_of_run
 from powertrain.web.app import make_app, read_assets
 from powertrain.web.asking import Asking
 from powertrain.web.guard import COOKIE, Guard
@@ -126,11 +125,11 @@ def client(root: Path, tmp_path: Path) -> Iterator[Client]:
     """Yield a client that has used the link. What its jobs have started is ended at the end."""
     places, cache = Places(root), tmp_path / "cache" / "page"
     sessions = Sessions(cache, str(root))
-    site = Site(places, cache, Jobs(places.jobs, root, dict(os.environ)), sessions, read_page,
-                symptoms_of_run, Index(cache / "index.sqlite"), Asking(root, dict(os.environ)), 10_000_000,
-                assets=read_assets())
+    site = Site(places, cache, Jobs(places.jobs, root, dict(os.environ)), sessions,
+                Index(cache / "index.sqlite"), Asking(root, dict(os.environ)), 10_000_000, assets=read_assets())
     app = make_app(site, [HOST], encrypted=False, print_link=lambda: None)
     cookie = sessions.exchange(sessions.token)
     assert cookie
     yield Client(app, site, cookie)
     end_all(site.jobs)
+    site.asking.end()

@@ -66,6 +66,7 @@ app = group(
      "audit": auditing.audit, "launch": launching.launch, "monitor": watching.monitor, "ui": page.ui},
     add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100},
     callback=first_options, result_callback=exit_with)
+app.command("page", hidden=True)(page.page)
 app.command("answer", hidden=True)(page.answering(app))          # asked by the page
 app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", {
     "list": reporting.list_runs, "show": reporting.show, "compare": reporting.compare}))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from powertrain.cli.options import cache_folder, say
+from powertrain.cli import output as screen
+from powertrain.cli.options import Json, cache_folder, say
 from powertrain.records import WrongUse
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ PORT = 8790
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANYWHERE = ("0.0.0.0", "::", "")             # addresses of no machine: a browser's Host would never be one of them
 MOST_UPLOAD_BYTES = 4 << 30
-ASKED = ("plan", "facts", "data", "checkpoints", "audit")        # commands that only look
+ASKED = ("plan", "facts", "data", "audit", "diagnose", "claims", "page")        # commands that only look
 
 
 def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
@@ -94,7 +95,6 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _site(more: Sequence[Path]) -> Site:
-    from powertrain.cli.reporting import read_page, symptoms_of_run
     from powertrain.web.app import read_assets
     from powertrain.web.asking import Asking
     from powertrain.web.jobs import Jobs
@@ -106,15 +106,21 @@ def _site(more: Sequence[Path]) -> Site:
     places = Places(Path.cwd(), tuple(more))
     cache = cache_folder() / "page"
     environment = dict(os.environ)
-    return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)), read_page,
-                symptoms_of_run, Index(cache / "index.sqlite"), Asking(places.root, environment), MOST_UPLOAD_BYTES,
-                assets=read_assets())
+    return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)),
+                Index(cache / "index.sqlite"), Asking(places.root, environment), MOST_UPLOAD_BYTES, assets=read_assets())
+
+
+def page(folder: Path, as_json: Json = False) -> None:
+    """Print the report of a run's or a study's folder as a part of a page."""
+    from powertrain.cli.reporting import read_page
+    from powertrain.report import formats
+
+    html = formats.body(read_page(folder))
+    screen.tell({"event": "page", "html": html}, [(html,)], as_json=as_json)
 
 
 def answering(app: Callable[..., int | None]) -> Callable[[], None]:
     """Return a command that carries out commands of `app` which only look, one a line of standard input, in one process."""
-    from powertrain.cli.output import explain
-
     def reply(words: Sequence[str]) -> int:
         try:
             if words[0] not in ASKED:
@@ -123,7 +129,7 @@ def answering(app: Callable[..., int | None]) -> Callable[[], None]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:       # a panic of a library's Rust code is no Exception
-            if (code := explain(error, as_json=True)) is None:
+            if (code := screen.explain(error, as_json=True)) is None:
                 traceback.print_exc()
             return code or 1
 

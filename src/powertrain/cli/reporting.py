@@ -72,12 +72,12 @@ def show(run: Run, as_json: Json = False) -> None:
         summary = summarise(folder)
         screen.print_rows([("State", f"{summary.state}, at step {summary.step:,} of {summary.total_steps:,}"),
                            step_time_row(events), ("Continue", (timeline.last_of(Start, events) or Start()).command(str(run)))])
-    worst = [finding for finding in symptoms_of_run(run) if finding.severity in ("critical", "moderate")] if events else []
+    worst = [finding for finding in _symptoms(run) if finding.severity in ("critical", "moderate")] if events else []
     screen.print_rows([*((finding.severity.capitalize(), finding.title) for finding in worst[:MOST_FINDINGS]),
                        *([("Why", f"powertrain diagnose {run}")] if worst else [])])
 
 
-def symptoms_of_run(run: Path) -> list[Finding]:
+def _symptoms(run: Path) -> list[Finding]:
     """Return what `powertrain diagnose RUN` finds in the events, the worst first."""
     from powertrain.diagnosis.run_record import read_run
     from powertrain.diagnosis.symptoms import symptoms_of
@@ -125,7 +125,7 @@ def read_page(target: Path) -> Page:
     if (target / "recipe.yaml").is_file():
         files = replace(read_run(target), made=_made())
         try:
-            files = replace(files, symptoms=tuple(symptoms_of_run(target)))
+            files = replace(files, symptoms=tuple(_symptoms(target)))
         except WrongUse as error:
             files = replace(files, not_diagnosed=str(error))
         return run_page.page(files)

@@ -33,8 +33,8 @@ def draw(drawing: chart.Drawing, width: float, *, name: str, title: str, descrip
     return svg.element(
         "svg", svg.element("title", html.escape(title), id=f"{name}-title"),
         svg.element("desc", html.escape(description), id=f"{name}-desc"), *body,
-        viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing", aria_labelledby=f"{name}-title {name}-desc",
-        **where)
+        viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing",
+        aria_labelledby=f"{name}-title {name}-desc", **where)
 
 
 def _head(title: str, entries: Iterable[Entry], width: float, gap: float) -> tuple[list[str], float]:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from powertrain.records import WrongUse
 from powertrain.report.formats import style
-from powertrain.web import jobs_pages, run_pages, runs_pages
+from powertrain.web import jobs_pages, new_run_pages, run_pages, runs_pages
 from powertrain.web.guard import COOKIE, Guard
 from powertrain.web.jobs import LOOK_S
 from powertrain.web.places import NotThere
@@ -28,7 +28,7 @@ LOOKS = {421: "Wrong address", 404: "Not there", 413: "Too large", 408: "Too slo
 def make_app(site: Site, hosts: Iterable[str], *, encrypted: bool, print_link: Callable[[], None]) -> Guard:
     """Return the page as an ASGI application that answers to these hosts only. `print_link` prints the newest token's link."""
     routes = [Route("/enter", enter), Route("/enter", exchange, methods=["POST"]), Route("/static/{name}", static),
-              *jobs_pages.ROUTES, *runs_pages.ROUTES, *run_pages.ROUTES]
+              *new_run_pages.ROUTES, *jobs_pages.ROUTES, *runs_pages.ROUTES, *run_pages.ROUTES]
     app = Starlette(routes=routes, lifespan=_looking_after_jobs, exception_handlers={
         WrongUse: refuse, HTTPException: refuse, Exception: confess})
     app.state.site = site

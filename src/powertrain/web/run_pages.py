@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -27,12 +28,14 @@ from powertrain.run.folder import RunFolder, is_being_written, trainer_here
 from powertrain.web import live
 from powertrain.web.curves import SMOOTHED, View, X, charts, xs_of
 from powertrain.web.series import Series
-from powertrain.web.site import Diagnosed, Site, fields, shown, site_of
+from powertrain.web.site import Diagnosed, fields, show_report, shown, site_of
 
 MOST_SAMPLES = 4
 MOST_LINES = 300             # of the log that the page shows at first
 MOST_WARNINGS = 8
 DIAGNOSED_EVERY_S = 30.0
+DIAGNOSED_SHARE = 300.0      # at most for one part in so many of the time
+LIVING = ("running", "running or killed")
 
 
 def show(request: Request) -> Response:
@@ -46,7 +49,7 @@ def show(request: Request) -> Response:
     page = shown(
         request, "run.html", title=name, name=name, state=state, series=series, view=view, views=_choices(view),
         moves=view.moved(float(xs[0]), float(xs[-1])) if len(xs) else {}, numbers=live.numbers(series, folder, state),
-        charts=charts(series, view), memory=_memory(series, folder), diagnosed=_diagnosed(site, run, series),
+        charts=charts(series, view), memory=_memory(series, folder),
         failure=printable(ended.message) if ended and ended.reason == "failed" else "",
         warnings=[printable(one.sentence) for one in series.others if isinstance(one, RunWarning)][-MOST_WARNINGS:],
         samples=[(one.step, printable(one.text)) for one in series.others if isinstance(one, Sample)][-MOST_SAMPLES:][::-1],
@@ -56,16 +59,19 @@ def show(request: Request) -> Response:
     return page
 
 
-def _diagnosed(site: Site, run: Path, series: Series) -> Diagnosed:
-    """Return what diagnose finds, looked for anew where events are new and the last look is not a moment ago."""
-    found = site.diagnosed.get(run, Diagnosed())
-    if found.end != series.end and time.monotonic() - found.at_s > DIAGNOSED_EVERY_S:
-        try:
-            found = Diagnosed(time.monotonic(), series.end, site.find_symptoms(run))
-        except (WrongUse, OSError) as error:
-            found = Diagnosed(time.monotonic(), series.end, (), str(error))
+async def causes(request: Request) -> Response:
+    """Show what diagnose finds. It is looked for anew where events are new and the last look is not a moment ago."""
+    site, name = site_of(request), request.path_params["name"]
+    run = site.places.run(name)
+    series = await run_in_threadpool(site.index.series, run)
+    found, began = site.diagnosed.get(run, Diagnosed()), time.monotonic()
+    if found.end != series.end and began - found.at_s > max(DIAGNOSED_EVERY_S, DIAGNOSED_SHARE * found.took_s):
+        answer = await site.asking.ask(["diagnose", f"runs/{name}", "--no-probe"])
+        found = Diagnosed(time.monotonic(), time.monotonic() - began, series.end, answer.problem,
+                          [line for line in answer.lines if line.get("event") == "finding"])
         site.diagnosed[run] = found
-    return found
+    return shown(request, "causes.html", title=name, name=name, diagnosed=found,
+                 again=series.state(RunFolder(run)) in LIVING or found.end != series.end)
 
 
 def _choices(view: View) -> list[tuple[str, list[tuple[str, str, bool]]]]:
@@ -92,7 +98,7 @@ def _plan(folder: RunFolder) -> Table | None:
     plan = _json(folder.plan)
     try:
         rows = [("on", with_settings(step["technique"], step["settings"]),
-                 f"{step['because']} [{claim(_effect(step['claim']))}]")
+                 f"{step['because']} [{claim(effect(step['claim']))}]")
                 for step in plan["steps"]]
         return Table(("", "technique", "because"), (*rows, *(("off", one["technique"], one["because"])
                                                              for one in plan["refused"])))
@@ -100,7 +106,7 @@ def _plan(folder: RunFolder) -> Table | None:
         return None
 
 
-def _effect(values: Mapping[str, Any]) -> Any:
+def effect(values: Mapping[str, Any]) -> Any:
     from powertrain.records import Effect
 
     return Effect(**{**values, "step_time": tuple(values["step_time"])})
@@ -120,7 +126,7 @@ def _checkpoints(folder: RunFolder, series: Series) -> Table | None:
 
 def _resume(folder: RunFolder, state: str, series: Series) -> str:
     """Return from where the run would go on, in the words of a button; "" where it trains or is complete."""
-    if state in ("running", "running or killed") or (state == "finished" and folder.model.is_dir()):
+    if state in LIVING or (state == "finished" and folder.model.is_dir()):
         return ""
     steps = list(checkpoints_in(folder.checkpoints))
     return f"Resume from step {steps[-1]:,}" if steps else "Resume from step 0: no checkpoint was saved"
@@ -136,10 +142,10 @@ def stream(request: Request) -> Response:
     return live.stream(request, site.places.run(name), site.index, site.streams, is_awaited)
 
 
-def report(request: Request) -> Response:
+async def report(request: Request) -> Response:
     """Show the whole report of a run."""
-    site, name = site_of(request), request.path_params["name"]
-    return shown(request, "report.html", title=name, page=site.read_page(site.places.run(name)), back=f"/runs/{name}")
+    name = request.path_params["name"]
+    return await show_report(request, site_of(request).places.run(name), name, f"/runs/{name}")
 
 
 async def stop(request: Request) -> Response:
@@ -172,4 +178,5 @@ async def resume(request: Request) -> Response:
 
 
 ROUTES = [Route("/runs/{name}", show), Route("/runs/{name}/stream", stream), Route("/runs/{name}/report", report),
+          Route("/runs/{name}/causes", causes),
           Route("/runs/{name}/stop", stop, methods=["POST"]), Route("/runs/{name}/resume", resume, methods=["POST"])]

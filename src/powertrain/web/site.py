@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,10 +14,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from powertrain.records import WrongUse
-from powertrain.records.findings import Finding
 from powertrain.records.redaction import redacted
 from powertrain.report import formats
-from powertrain.report.page import Page
 from powertrain.report.words import count, duration, memory
 from powertrain.web.asking import Asking
 from powertrain.web.jobs import Jobs
@@ -44,9 +42,10 @@ class Diagnosed:
     """What was found in the events of a run up to a place of its log, and when."""
 
     at_s: float = -math.inf                  # of the monotonic clock
+    took_s: float = 0.0
     end: int = -1
-    findings: Sequence[Finding] = ()
     why_not: str = ""
+    findings: Sequence[Mapping[str, Any]] = ()           # as `powertrain diagnose --json` prints them
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,6 @@ class Site:
     cache: Path                              # what may be deleted: the secret of the cookies, the index of runs
     jobs: Jobs
     sessions: Sessions
-    read_page: Callable[[Path], Page]        # the report of a run's or a study's folder
-    find_symptoms: Callable[[Path], Sequence[Finding]]       # what `powertrain diagnose` finds in a run's events
     index: Index
     asking: Asking
     most_upload_bytes: int
@@ -84,13 +81,15 @@ def environment() -> Environment:
     found = Environment(loader=PackageLoader("powertrain.web", "templates"), autoescape=True, undefined=StrictUndefined,
                         trim_blocks=True, lstrip_blocks=True)
     found.filters |= {"count": count, "duration": duration, "memory": memory, "prose": formats.html_prose,
-                      "report": report, "blocks": formats.html_blocks}
+                      "blocks": formats.html_blocks}
     return found
 
 
-def report(page: Page) -> Markup:
-    """Return a report as a part of a page."""
-    return Markup(formats.body(page))
+async def show_report(request: Request, folder: Path, title: str, back: str) -> HTMLResponse:
+    """Show the report of a run's or a study's folder, which another process reads and writes as HTML."""
+    site = site_of(request)
+    answer = await site.asking.ask(["page", site.places.shown(folder)])
+    return shown(request, "report.html", title=title, back=back, report=Markup(answer.event("page")["html"]))
 
 
 async def fields(request: Request) -> dict[str, object]:

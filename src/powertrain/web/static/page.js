@@ -193,10 +193,10 @@ all("form[data-watch]").forEach((form) => {
     const answer = await send(form.dataset.watch, valuesOf(form), {signal: last.signal});
     if (answer.aborted) return;
     place.removeAttribute("aria-busy");
-    if (answer.problem) say(answer.problem);
+    say(answer.problem || "");
     if (answer.html) {
-      say("");
       const fresh = new DOMParser().parseFromString(answer.html, "text/html").getElementById(place.id);
+      if (fresh) place.scrollTop = 0;
       if (fresh) place.replaceChildren(...fresh.childNodes);
       const start = one("[data-start]", form);
       if (start && fresh) start.disabled = fresh.dataset.refused === "yes";
@@ -227,6 +227,20 @@ document.addEventListener("pointerup", (event) => {
   values.set("from", first);
   values.set("to", last);
   location.assign(`${address}?${values}#curves`);
+});
+
+document.addEventListener("change", async (event) => {
+  const field = event.target, file = field.dataset.upload && field.files[0];
+  if (!file) return;
+  say(`Uploading ${file.name}.`);
+  const answer = await send(`/uploads/${encodeURIComponent(file.name)}`, null, {
+    method: "PUT", headers: {"content-type": "application/octet-stream"}, body: file});
+  say(answer.problem || "");
+  if (answer.path) {
+    const place = field.form.elements[field.dataset.upload];
+    place.value = answer.path;
+    place.dispatchEvent(new Event("input", {bubbles: true}));
+  }
 });
 
 // ---------------------------------------------------------------- copying, getting in
