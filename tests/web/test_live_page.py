@@ -32,8 +32,8 @@ async def listen(client, path, *, until, after=lambda messages: None, headers=()
 
     where, _, query = path.partition("?")
     scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
-             "path": where, "raw_path": where.encode(), "query_string": query.encode(), "root_path": "", "client": ("127.0.0.1", 5),
-             "server": ("127.0.0.1", 8790), "headers": [
+             "path": where, "raw_path": where.encode(), "query_string": query.encode(), "root_path": "",
+             "client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8790), "headers": [
                  (b"host", HOST.encode()), (b"cookie", f"{COOKIE}={client.cookie}".encode()), *headers]}
     await asyncio.wait_for(client.app(scope, receive, send), seconds)
     return messages
@@ -81,8 +81,9 @@ def test_a_tab_that_comes_back_hears_every_line_once(client, training):
             written += 1
             append(training, line_of(written), evaluation(written))
 
-        messages = asyncio.run(listen(client, f"/runs/live/stream?since={begin}", after=act,
-                                      until=lambda found: len(found) == 3, headers=[(b"last-event-id", last.encode())] if last else []))
+        headers = [(b"last-event-id", last.encode())] if last else []
+        messages = asyncio.run(listen(client, f"/runs/live/stream?since={begin}", after=act, headers=headers,
+                                      until=lambda found: len(found) == 3))
         heard += [line for _, value in messages for line in value["lines"]]
         last = str(messages[-1][0])
     told = [int(re.search(r"step (\d+):", line)[1]) for line in heard]

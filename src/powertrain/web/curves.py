@@ -14,6 +14,7 @@ from powertrain.web.series import PARTS
 from powertrain.web.series import Series as Written
 
 ACROSS = 900                 # columns of pixels of the widest drawing: each shows the least and the greatest of its steps
+FURTHEST = 1e15              # of a range that can be asked for
 MOST_BINS = 60               # of the picture of where the time goes
 MOST_ROWS = 40               # of the numbers below a curve
 SMOOTHED = {"none": 0, "some": 40, "much": 10}           # over a share of the steps: one in so many
@@ -67,7 +68,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if np.isfinite(value) else None
+    return value if abs(value) < FURTHEST else None      # not for nan either
 
 
 def _said(value: float | None) -> str:

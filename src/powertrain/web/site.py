@@ -1,6 +1,7 @@
 """What every part of the page works with: its folders, its jobs, and how a page is written."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +24,7 @@ from powertrain.web.places import Places
 from powertrain.web.series import Index
 from powertrain.web.sessions import Sessions
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")           # what could steer a terminal, once it is copied
 # the pages that the head of each page names
 MENU = {"Home": "/", "New run": "/new", "Runs": "/runs", "Models": "/models", "Data": "/data", "Studies": "/studies",
         "Audit": "/audit", "System": "/system"}
@@ -68,12 +70,12 @@ def site_of(request: Request) -> Site:
 
 
 def shown(request: Request, template: str, *, title: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """Return a page: a template of this room, filled. All values are escaped, and no secret is shown."""
+    """Return a page: a template of this room, filled. All values are escaped; secrets and control characters are not shown."""
     site = site_of(request)
     text = environment().get_template(template).render(
         title=title, menu=MENU, path=request.url.path, jobs=[job for job in site.jobs.all() if job.state != "ended"],
         digests={name: digest for name, (_, _, digest) in site.assets.items()}, **values)
-    return HTMLResponse(redacted(text).encode(errors="replace"), status)
+    return HTMLResponse(CONTROL.sub("?", redacted(text)).encode(errors="replace"), status)
 
 
 @cache
