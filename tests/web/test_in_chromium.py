@@ -130,3 +130,42 @@ def test_two_tabs_that_press_start_make_one_run(visitor, served):
         tab.wait_for_url(re.compile(r"/(runs|jobs)/"))
     time.sleep(2)
     assert len([json.loads(path.read_text()) for path in (served.folder / "jobs").glob("*.json")]) == 1
+
+
+@pytest.mark.parametrize("hand", ["mouse", "keyboard"])
+def test_from_an_empty_folder_to_the_first_answer(browser, tmp_path, tmp_path_factory, hand):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    served = Served(folder, tmp_path_factory.getbasetemp() / "page-cache")
+    visitor = Visitor(browser, served)
+    visitor.context.set_default_timeout(400_000)
+    page, uses = visitor.page, []
+
+    def use(role, name):
+        uses.append(name)
+        found = page.get_by_role(role, name=name)
+        found.wait_for()
+        if hand == "mouse":
+            found.click()
+            return
+        for _ in range(60):                  # as somebody without a mouse gets there
+            page.keyboard.press("Tab")
+            if found.evaluate("one => one === document.activeElement"):
+                page.keyboard.press("Enter")
+                return
+        raise AssertionError(f"no Tab leads to {name}")
+
+    try:
+        use("button", "Try it")
+        use("link", "Chat with it")
+        use("button", "Ask")
+        page.get_by_text("The exact prompt").nth(1).wait_for()           # the tuned model and its base have answered
+        answers = page.locator(".bubble span").all_text_contents()
+        assert len(answers) == 4
+        assert all(answers)
+        assert uses == ["Try it", "Chat with it", "Ask"]
+        assert not visitor.complaints
+        assert not visitor.violations()
+    finally:
+        visitor.context.close()
+        served.end()
