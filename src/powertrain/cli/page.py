@@ -95,6 +95,8 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _site(more: Sequence[Path]) -> Site:
+    from huggingface_hub import get_token
+
     from powertrain.web.app import read_assets
     from powertrain.web.asking import Asking
     from powertrain.web.chatting import Talks
@@ -109,7 +111,7 @@ def _site(more: Sequence[Path]) -> Site:
     environment = dict(os.environ)
     return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)),
                 Index(cache / "index.sqlite"), Asking(places.root, environment), Talks(places.root, environment),
-                MOST_UPLOAD_BYTES, assets=read_assets())
+                MOST_UPLOAD_BYTES, bool(get_token()), assets=read_assets())
 
 
 def page(folder: Path, as_json: Json = False) -> None:

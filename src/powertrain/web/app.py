@@ -15,20 +15,21 @@ from starlette.routing import Route
 
 from powertrain.records import WrongUse
 from powertrain.report.formats import style
-from powertrain.web import chat_pages, jobs_pages, new_run_pages, run_pages, runs_pages
+from powertrain.web import chat_pages, jobs_pages, looking_pages, models_pages, new_run_pages, run_pages, runs_pages
 from powertrain.web.guard import COOKIE, Guard
 from powertrain.web.jobs import LOOK_S
 from powertrain.web.places import NotThere
 from powertrain.web.sessions import KEPT_S
 from powertrain.web.site import Site, environment, fields, shown, site_of
 
+PAGES = (new_run_pages, jobs_pages, runs_pages, run_pages, chat_pages, models_pages, looking_pages)
 LOOKS = {421: "Wrong address", 404: "Not there", 413: "Too large", 408: "Too slow"}
 
 
 def make_app(site: Site, hosts: Iterable[str], *, encrypted: bool, print_link: Callable[[], None]) -> Guard:
     """Return the page as an ASGI application that answers to these hosts only. `print_link` prints the newest token's link."""
     routes = [Route("/enter", enter), Route("/enter", exchange, methods=["POST"]), Route("/static/{name}", static),
-              *new_run_pages.ROUTES, *chat_pages.ROUTES, *jobs_pages.ROUTES, *runs_pages.ROUTES, *run_pages.ROUTES]
+              *(route for pages in PAGES for route in pages.ROUTES)]
     app = Starlette(routes=routes, lifespan=_looking_after_jobs, exception_handlers={
         WrongUse: refuse, HTTPException: refuse, Exception: confess})
     app.state.site = site

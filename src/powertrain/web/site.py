@@ -59,6 +59,7 @@ class Site:
     asking: Asking
     talks: Talks
     most_upload_bytes: int
+    has_hub_token: bool = False
     streams: Streams = field(default_factory=Streams)
     diagnosed: dict[Path, Diagnosed] = field(default_factory=dict)
     assets: Mapping[str, tuple[bytes, str, str]] = field(default_factory=dict)       # by name: content, type, digest

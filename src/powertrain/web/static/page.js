@@ -206,6 +206,13 @@ all("form[data-watch]").forEach((form) => {
   look();
 });
 
+document.addEventListener("change", async (event) => {
+  const field = event.target;
+  if (!field.dataset.read || !field.files[0]) return;
+  field.form.elements[field.dataset.read].value = await field.files[0].text();
+  field.form.elements[field.dataset.name].value = field.files[0].name;
+});
+
 // ---------------------------------------------------------------- dragging across a curve shows that range
 
 let dragged = null;
