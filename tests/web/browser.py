@@ -62,7 +62,12 @@ class Served:
             assert self.process.poll() is None, log.read_text()
             return printed[1] if printed else None
 
-        self.link = wait_until(found)
+        wait_until(found)
+
+    @property
+    def link(self) -> str:
+        """Return the newest link: each works once."""
+        return re.findall(r"Open (\S+)", Path(self.log.name).read_text())[-1]
 
     def kill(self) -> None:
         """End the server as a power failure would; what it started goes on."""
@@ -93,7 +98,7 @@ class Visitor:
         self.complaints: list[str] = []
         self.page = self.new_page()
         self.page.goto(served.link)
-        self.page.wait_for_url(f"{served.address}/")
+        self.page.wait_for_url(f"{served.address}/", timeout=15_000)
 
     def new_page(self) -> Page:
         page = self.context.new_page()

@@ -43,9 +43,9 @@ def base_of(places: Places, model: str) -> str:
         return ""
     folder = RunFolder(places.run(model.removeprefix("runs/")))
     try:
-        base = str(read_json(folder.facts).get("model", {}).get("path") or "")
-        return places.shown(Path(model_of(places, base)[0])) if base else ""
-    except (WrongUse, OSError):
+        base = str(read_json(folder.facts).get("model", {}).get("path") or "").removesuffix("/model")
+        return model_of(places, base)[0].removeprefix("./") if base else ""
+    except (WrongUse, OSError, AttributeError):          # it was moved, or the facts are damaged
         return ""
 
 

@@ -21,7 +21,7 @@ def one(request: Request) -> Response:
     job = site.jobs.get(request.path_params["id"])
     return shown(request, "job.html", title=job.title, job=job, output=site.jobs.output(job, TAIL_BYTES), says=outcome(job),
                  has_run=bool(job.run) and (site.places.root / job.run / "recipe.yaml").is_file(),
-                 has_model=bool(job.run) and (site.places.root / job.run / "model" / "config.json").is_file())
+                 has_model=bool(job.run) and (site.places.root / job.run / "model").is_dir())
 
 
 def outcome(job: Job) -> str:
