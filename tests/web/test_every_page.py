@@ -13,8 +13,9 @@ from runs_written import write_run
 
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 NAMES = ("<img src=x onerror=alert(3)>", "two \"quotes\" & <b>", "plain")
-PAGES = ("/", "/new", "/new?recipe=docstrings", "/new?like=plain", "/runs", "/runs/plain", "/runs/%3Cimg%20src=x%20onerror=alert(3)%3E",
-         "/runs/plain?x=time&log=yes&smooth=none&chart=loss", "/compare?run=plain&run=two%20%22quotes%22%20%26%20%3Cb%3E", "/chat",
+PAGES = ("/", "/new", "/new?recipe=docstrings", "/new?like=plain", "/runs", "/runs/plain",
+         "/runs/%3Cimg%20src=x%20onerror=alert(3)%3E", "/runs/plain?x=time&log=yes&smooth=none&chart=loss",
+         "/compare?run=plain&run=two%20%22quotes%22%20%26%20%3Cb%3E", "/chat",
          "/models", "/data", "/audit", "/studies", "/claims", "/measure", "/system", "/jobs", "/nothing")
 PICTURES = os.environ.get("PAGE_PICTURES")   # a folder: for docs/page.md
 
@@ -55,8 +56,8 @@ def test_pages_are_inert_accessible_and_fit(browser: Browser, served: Served, sc
         if page.locator("h1").count() != 1 or page.locator("img, iframe, script:not([src])").count():
             wrong.append(f"{path}: {page.locator('h1').count()} titles, or something that is not the page's")
         if PICTURES:
-            page.screenshot(path=Path(PICTURES) / f"{path.strip('/').partition('?')[0].replace('/', '-') or 'home'}-{scheme}.png",
-                            full_page=False)
+            name = path.strip("/").partition("?")[0].replace("/", "-") or "home"
+            page.screenshot(path=Path(PICTURES) / f"{name}-{scheme}.png")
     wrong += [one for one in visitor.complaints if "404" not in one]         # /nothing is not there
     visitor.context.close()
     assert not wrong

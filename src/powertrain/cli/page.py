@@ -114,7 +114,7 @@ def _site(more: Sequence[Path]) -> Site:
                 MOST_UPLOAD_BYTES, bool(get_token()), assets=read_assets())
 
 
-def page(folder: Path, as_json: Json = False) -> None:
+def page(folder: Annotated[Path, typer.Argument(help="Folder of a run or a study.")], as_json: Json = False) -> None:
     """Print the report of a run's or a study's folder as a part of a page."""
     from powertrain.cli.reporting import read_page
     from powertrain.report import formats
@@ -138,6 +138,7 @@ def answering(app: Callable[..., int | None]) -> Callable[[], None]:
             return code or 1
 
     def answer() -> None:
+        """Answer questions, a line of JSON words each. For the page's own use."""
         for line in sys.stdin:
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 code = reply(json.loads(line))

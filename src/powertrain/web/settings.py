@@ -37,7 +37,8 @@ WHAT = (
                                                                                        "summaries, translations"),
         ("span", "find the answer in a text"))),
     Setting("data.source", "Data", "A file, a folder, a hub id, or a corpus: stdlib, shakespeare, docstrings. Rows may be "
-                                   "JSONL, CSV or Parquet; text may be anything."))
+                                   "JSONL, CSV or Parquet; text may be anything."),
+    Setting("data.format", "Format", "How a row is read, such as messages or alpaca. Empty: found by looking at the rows."))
 HOW = (
     Setting("train_time_s", "Time, seconds", "The run gets as many steps as fit into this time. Empty: epochs or steps say.",
             kind="number"),
