@@ -79,7 +79,8 @@ def test_another_folder_may_be_allowed(places, tmp_path):
     assert asked({"recipe": "default", "data.source": str(other)}, Places(places.root, (other,)))
 
 
-@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "../runs", "a\\b", "\0", ".hidden", "link", "nothing", "a" * 300, "%2e%2e"])
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "../runs", "a\\b", "\0", ".hidden", "link", "nothing", "a" * 300,
+                                  "%2e%2e"])
 def test_a_run_is_a_folder_of_its_own(places, name):
     write_run(places.runs / "there", 3)
     (places.runs / "link").symlink_to(places.runs / "there")
