@@ -34,10 +34,11 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "diagnosis": {"records", "machine", "recipe", "facts", "cost", "planner", "training", "run", "use", "evidence", "data"},
     "audit": {"records", "shapes", "machine", "recipe", "facts", "cost", "planner", "run", "evidence", "data"},
     "cli": {"__init__", "records", "recipe", "facts", "planner", "training", "data", "models", "report", "run", "use",
-            "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch", "mirror"},
+            "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch", "mirror", "web"},
+    "web": {"records", "recipe", "report", "run"},
     "__main__": {"cli"},
 }
-LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 56_500
+LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 59_500
 FORBIDDEN = re.compile(r"torch\.load|pickle\.|yaml\.load\((?!text, _?Yaml)|(?<!\.)\beval\(|\bexec\(|shell=True|os\.system"
                        r"|trust_remote_code=True")
 
@@ -149,7 +150,7 @@ def test_environment_variables_are_read_in_cli_and_launch_only() -> None:
 
 @pytest.mark.parametrize("room_without_torch", [
     "powertrain.records", "powertrain.machine", "powertrain.report.plan", "powertrain.report.result",
-    "powertrain.cost.estimate", "powertrain.recipe", "powertrain.cli", "powertrain.mirror.process"])
+    "powertrain.cost.estimate", "powertrain.recipe", "powertrain.cli", "powertrain.mirror.process", "powertrain.web.app"])
 def test_rooms_that_need_no_torch_load_none(room_without_torch: str) -> None:
     code = f"import sys, {room_without_torch}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,19 @@ from typing import Annotated, Any
 import typer
 
 import powertrain.cli.watching as watching
-from powertrain.cli import auditing, checkpoints, claiming, data, exporting, launching, proving, reporting, training, using
+from powertrain.cli import (
+    auditing,
+    checkpoints,
+    claiming,
+    data,
+    exporting,
+    launching,
+    page,
+    proving,
+    reporting,
+    training,
+    using,
+)
 from powertrain.cli.output import FAILED, OutputGone, Stream, explain
 
 # `--learning_rate=3e-4` is taken like `learning_rate=3e-4`; a mistyped option is refused by the recipe, with a hint
@@ -51,9 +63,11 @@ app = group(
     {"train": training.train, "plan": training.plan, "facts": training.facts, "generate": using.generate,
      "chat": using.chat, "evaluate": using.evaluate, "export": exporting.export, "ablate": proving.ablate,
      "tune": proving.tune, "bench": proving.bench, "diagnose": proving.diagnose, "report": reporting.report,
-     "audit": auditing.audit, "launch": launching.launch, "monitor": watching.monitor},
+     "audit": auditing.audit, "launch": launching.launch, "monitor": watching.monitor, "ui": page.ui},
     add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100},
     callback=first_options, result_callback=exit_with)
+app.command("page", hidden=True)(page.page)
+app.command("answer", hidden=True)(page.answering(app))          # asked by the page
 app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", {
     "list": reporting.list_runs, "show": reporting.show, "compare": reporting.compare}))
 app.add_typer(name="checkpoints", typer_instance=group("List, check, move and delete checkpoints.", {

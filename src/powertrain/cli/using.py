@@ -7,8 +7,9 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, TextIO
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -93,7 +94,8 @@ def chat(model: Model,
          base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
     """Chat with a trained model in the terminal. Type /help for more.
 
-    With --json, each piece of an answer is a line, and a line of input may be {"message": "TEXT"}, where TEXT has line ends.
+    With --json, each piece of an answer is a line, and a line of input may be {"message": "TEXT"}, where TEXT has line ends;
+    "tokens", "temperature" and "seed" beside it hold from then on.
     """
     from powertrain.use.conversation import Conversation
     from powertrain.use.generation import Sampling
@@ -150,8 +152,16 @@ class Chat:
         with contextlib.suppress(ValueError, RecursionError):
             told = json.loads(line) if self.as_json and line.lstrip().startswith("{") else None
             if isinstance(told, dict) and isinstance(told.get("message"), str):
+                self._sample_as(told)
                 return str(told["message"])
         return line.strip()
+
+    def _sample_as(self, told: Mapping[str, Any]) -> None:
+        """Draw the next answers as a message asks. What is no such number changes nothing."""
+        kinds: Mapping[str, tuple[type, ...]] = {"tokens": (int,), "temperature": (int, float), "seed": (int,)}
+        asked = {name: told[name] for name, kind in kinds.items() if isinstance(told.get(name), kind) and told[name] >= 0}
+        if asked.get("tokens", 1) > 0:
+            self.conversation.sampling = replace(self.conversation.sampling, **asked)
 
     def _read(self, lines: TextIO) -> str:
         if lines.isatty():

@@ -12,7 +12,6 @@ from powertrain.report.svg import CHAR_PX, LINE_PX, TEXT_PX, Entry, Scale
 TICK_PX = 70.0               # room that a label on the x axis wants
 MOST_MOMENTS = 60            # more upright marks than this would hide the curve: they become ticks at its foot
 NARROW_PX = 560.0            # below, a row's name stands above its row instead of beside it
-ENLARGED_PX = 500.0          # up to here a drawing may be enlarged, for what is between narrow and wide
 BAR_PX = 16.0
 LABEL_SHARE = 0.42           # of the width, at most, for names of rows
 DRAWN_ORDER = (Band, Stack, Moments, Series, Level)    # what is behind what; single points are over lines
@@ -21,14 +20,21 @@ Ticks = list[tuple[float, str]]
 
 
 def draw(drawing: chart.Drawing, width: float, *, name: str, title: str, description: str) -> str:
-    """Return the drawing as an <svg> of this width. `name` is its own on the page: screen readers find its words by it."""
-    body, height = _plot(drawing, width) if isinstance(drawing, Plot) else _rows(drawing, width)
+    """Return the drawing as an <svg> of this width. `name` is its own on the page: screen readers find its words by it.
+
+    A plot's data-x says where its x axis lies: two places in pixels, the values there, and its kind.
+    """
+    if isinstance(drawing, Plot):
+        body, height, x = _plot(drawing, width)
+        kind = "log" if x.log else "linear"
+        where = {"data_x": f"{x.start_px:.1f} {x.end_px:.1f} {x.low:.9g} {x.high:.9g} {kind}"}
+    else:
+        (body, height), where = _rows(drawing, width), {}
     return svg.element(
         "svg", svg.element("title", html.escape(title), id=f"{name}-title"),
         svg.element("desc", html.escape(description), id=f"{name}-desc"), *body,
         viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing",
-        style=f"max-width:{width * (1.1 if width > ENLARGED_PX else 1.45):.0f}px",
-        aria_labelledby=f"{name}-title {name}-desc")
+        aria_labelledby=f"{name}-title {name}-desc", **where)
 
 
 def _head(title: str, entries: Iterable[Entry], width: float, gap: float) -> tuple[list[str], float]:
@@ -65,8 +71,8 @@ def _ticks(axis: chart.Axis, scale: Scale, about: int | None = None) -> Ticks:
 # ------------------------------------------------------------------------------------------------ a plot
 
 
-def _plot(plot: Plot, width: float) -> tuple[list[str], float]:
-    """Return the plot's elements and height."""
+def _plot(plot: Plot, width: float) -> tuple[list[str], float, Scale]:
+    """Return the plot's elements and height, and the scale of its x axis."""
     entries = [entry for mark in plot.marks for entry in _entries(mark)] if plot.legend else []
     body, top = _head(plot.title, entries, width, gap=2)
     body.append(svg.text(0, top + TEXT_PX, svg.shortened(plot.y.label, width), colour="quiet"))
@@ -86,7 +92,7 @@ def _plot(plot: Plot, width: float) -> tuple[list[str], float]:
     body += _axis(plot.x, x, x_ticks, bottom, width)
     for mark in sorted(plot.marks, key=_depth):
         body += _mark(mark, x, y)
-    return body, bottom + 2 * LINE_PX + 8
+    return body, bottom + 2 * LINE_PX + 8, x
 
 
 def _entries(mark: Mark) -> Iterable[Entry]:

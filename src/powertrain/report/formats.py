@@ -43,9 +43,17 @@ def render(template: str, filters: Mapping[str, Callable[..., Any]], **values: A
 
 def html(page: Page) -> str:
     """Return the page as one HTML file."""
-    sheet = Markup(style("drawing.css") + style("page.css"))
-    return render("page.html", {"prose": _html_prose, "cells": _cells, "draw": _draw, "several": several},
-                  page=page, style=sheet, **SIZES)
+    return render("page.html", FILTERS, page=page, style=Markup(style("drawing.css") + style("page.css")), **SIZES)
+
+
+def body(page: Page) -> str:
+    """Return the page without what makes it a file of its own, for a page that has the two styles."""
+    return render("body.html", FILTERS, page=page, **SIZES)
+
+
+def html_blocks(blocks: Sequence[Block]) -> Markup:
+    """Return tables, figures and texts as HTML, for such a page."""
+    return Markup(render("blocks.html", FILTERS, blocks=blocks, **SIZES))
 
 
 def style(name: str) -> str:
@@ -60,7 +68,7 @@ def svg_file(plot: Plot, *, title: str, description: str) -> str:
     return f'{first} xmlns="http://www.w3.org/2000/svg"><style>{sheet}</style>{rest}\n'
 
 
-def _html_prose(words: str) -> Markup:
+def html_prose(words: str) -> Markup:
     """Return text in which a command between backticks is code."""
     return Markup(COMMAND.sub(r"<code>\1</code>", str(escape(words))))
 
@@ -86,6 +94,8 @@ def _kind(column: Sequence[Cell]) -> str:
     longest = max((len(said(cell)) for cell in column), default=0)
     return "says" if longest > LONG_CELL else "short" if longest <= SHORT_CELL else ""
 
+
+FILTERS: Mapping[str, Callable[..., Any]] = {"prose": html_prose, "cells": _cells, "draw": _draw, "several": several}
 
 # ------------------------------------------------------------------------------------------------ Markdown
 

@@ -1,0 +1,147 @@
+"""`powertrain ui`: the page, and the process that answers its quick questions."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from powertrain.cli import output as screen
+from powertrain.cli.options import Json, cache_folder, say
+from powertrain.records import WrongUse
+
+if TYPE_CHECKING:
+    from powertrain.web.site import Site
+
+PORT = 8790
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ANYWHERE = ("0.0.0.0", "::", "")             # addresses of no machine: a browser's Host would never be one of them
+MOST_UPLOAD_BYTES = 4 << 30
+ASKED = ("plan", "facts", "data", "audit", "diagnose", "claims", "page")        # commands that only look
+
+
+def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
+       host: Annotated[str, typer.Option(help="Address of this machine to listen at.")] = "127.0.0.1",
+       allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Let --host name an address that other machines "
+                                                                         "reach.")] = False,
+       allow: Annotated[list[Path] | None, typer.Option(help="A folder besides this one whose files the page may read (may be "
+                                                             "repeated).")] = None,
+       certificate: Annotated[Path | None, typer.Option(help="TLS certificate, for --allow-remote.")] = None,
+       key: Annotated[Path | None, typer.Option(help="The certificate's private key.")] = None) -> None:
+    """Show the page: start, watch and use runs in a browser.
+
+    It prints a link that works once. Runs go on when the page ends, and a new page finds them.
+    """
+    if host in ANYWHERE:
+        raise WrongUse(f"--host {host!r} is every address of this machine; name the one that browsers will use")
+    if host not in LOOPBACK and not allow_remote:
+        raise WrongUse(f"--host {host} lets other machines reach the page; add --allow-remote if you want that, or use an SSH "
+                       f"tunnel instead: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE")
+    if (certificate is None) != (key is None):
+        raise WrongUse("--certificate and --key belong together; give both, or neither")
+    for file in (certificate, key):
+        if file is not None and not file.is_file():
+            raise WrongUse(f"{file} does not exist")
+    if host not in LOOPBACK:
+        say(f"WARNING: other machines can reach {host}:{port}; the link below lets whoever has it run trainings here"
+            + ("" if certificate else ", and without --certificate everything is sent unencrypted"))
+    _serve(port, host, [folder.resolve() for folder in allow or []], certificate, key)
+
+
+def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None, key: Path | None) -> None:
+    import uvicorn
+
+    from powertrain.web.app import make_app
+
+    listener = _listening(host, port)
+    name = f"[{host}]" if ":" in host else host
+    hosts = [f"{one}:{port}" for one in dict.fromkeys(("127.0.0.1", "localhost", "[::1]", name))]
+    address = f"{'https' if certificate else 'http'}://{name}:{port}"
+    site = _site(more)
+
+    def print_link() -> None:
+        print(f"Open {address}/enter#t={site.sessions.token} (works once, for one browser; Ctrl-C ends the page)", flush=True)
+
+    app = make_app(site, hosts, encrypted=certificate is not None, print_link=print_link)
+    site.jobs.name_address(address)
+    print_link()
+    server = uvicorn.Server(uvicorn.Config(
+        app, log_level="warning", server_header=False, limit_concurrency=100, timeout_graceful_shutdown=1, lifespan="on",
+        http="h11", ws="none", ssl_certfile=certificate, ssl_keyfile=None if key is None else str(key)))
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(site.jobs):
+        server.run(sockets=[listener])
+    say("the page has ended; what it started goes on, and `powertrain ui` finds it again")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(64)
+        return listener
+    except OSError as error:
+        raise WrongUse(f"{host}:{port} cannot be used ({error.strerror or error}); name another one with --port") from None
+
+
+def _site(more: Sequence[Path]) -> Site:
+    from huggingface_hub import get_token
+
+    from powertrain.web.app import read_assets
+    from powertrain.web.asking import Asking
+    from powertrain.web.chatting import Talks
+    from powertrain.web.jobs import Jobs
+    from powertrain.web.places import Places
+    from powertrain.web.series import Index
+    from powertrain.web.sessions import Sessions
+    from powertrain.web.site import Site
+
+    places = Places(Path.cwd(), tuple(more))
+    cache = cache_folder() / "page"
+    environment = dict(os.environ)
+    return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)),
+                Index(cache / "index.sqlite"), Asking(places.root, environment), Talks(places.root, environment),
+                MOST_UPLOAD_BYTES, bool(get_token()), assets=read_assets())
+
+
+def page(folder: Annotated[Path, typer.Argument(help="Folder of a run or a study.")], as_json: Json = False) -> None:
+    """Print the report of a run's or a study's folder as a part of a page."""
+    from powertrain.cli.reporting import read_page
+    from powertrain.report import formats
+
+    html = formats.body(read_page(folder))
+    screen.tell({"event": "page", "html": html}, [(html,)], as_json=as_json)
+
+
+def answering(app: Callable[..., int | None]) -> Callable[[], None]:
+    """Return a command that carries out commands of `app` which only look, one a line of standard input, in one process."""
+    def reply(words: Sequence[str]) -> int:
+        try:
+            if words[0] not in ASKED:
+                raise WrongUse(f"{words[0]} does more than look")
+            return app([*words, "--json"], prog_name="powertrain", standalone_mode=False) or 0
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:       # a panic of a library's Rust code is no Exception
+            if (code := screen.explain(error, as_json=True)) is None:
+                traceback.print_exc()
+            return code or 1
+
+    def answer() -> None:
+        """Answer questions, a line of JSON words each. For the page's own use."""
+        for line in sys.stdin:
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                code = reply(json.loads(line))
+            print(json.dumps({"code": code, "lines": printed.getvalue().splitlines()}), flush=True)
+
+    return answer

@@ -1,0 +1,60 @@
+"""Pages of jobs: the queue, one job with what it prints, stopping, moving and asking again."""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from powertrain.records import WrongUse
+from powertrain.web.jobs import Job
+from powertrain.web.site import fields, shown, site_of
+
+TAIL_BYTES = 60_000          # of a job's output that its page shows
+
+
+def queue(request: Request) -> Response:
+    return shown(request, "jobs.html", title="Jobs", all_jobs=site_of(request).jobs.all())
+
+
+def one(request: Request) -> Response:
+    """Show a job. With ?fragment, only the part that changes."""
+    site = site_of(request)
+    job = site.jobs.get(request.path_params["id"])
+    return shown(request, "job.html", title=job.title, job=job, output=site.jobs.output(job, TAIL_BYTES), says=outcome(job),
+                 has_run=bool(job.run) and (site.places.root / job.run / "recipe.yaml").is_file(),
+                 has_model=bool(job.run) and (site.places.root / job.run / "model").is_dir())
+
+
+def outcome(job: Job) -> str:
+    """Return in words how a job stands."""
+    if job.state != "ended":
+        return {"waiting": "waits for its turn", "running": "runs"}[job.state]
+    if not job.began:
+        return "taken out of the queue before it began"
+    if job.code is None:
+        return "ended while no page looked; its output says how"
+    if job.code < 0:
+        return "was ended at once; nothing after its last save is kept" if job.words[0] == "train" else "was ended at once"
+    return {0: "done", 3: "trained, but not all is saved", 4: "done: it has findings", 5: "done: it has critical findings",
+            75: "stopped and saved", 130: "stopped"}.get(job.code, "failed: the end of its output says why")
+
+
+async def stop(request: Request) -> Response:
+    """Take a job out of the queue, let it end well, or end it at once."""
+    how = (await fields(request)).get("how")
+    if how not in ("well", "now"):
+        raise WrongUse("a job is stopped `well` or `now`")
+    jobs = site_of(request).jobs
+    jobs.stop(request.path_params["id"], now=how == "now")
+    return JSONResponse({"refresh": True})
+
+
+async def move(request: Request) -> Response:
+    where = (await fields(request)).get("where")
+    if where not in ("up", "down"):
+        raise WrongUse("a job is moved `up` or `down`")
+    site_of(request).jobs.move(request.path_params["id"], up=where == "up")
+    return JSONResponse({"refresh": True})
+
+
+ROUTES = [Route("/jobs", queue), Route("/jobs/{id}", one), Route("/jobs/{id}/stop", stop, methods=["POST"]),
+          Route("/jobs/{id}/move", move, methods=["POST"])]

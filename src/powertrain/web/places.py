@@ -1,0 +1,86 @@
+"""Which files the page may read: those below named folders, by their real path, and nothing through a link."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from powertrain.records import WrongUse
+
+NAME = re.compile(r"[^/\\\x00-\x1f\x7f.][^/\\\x00-\x1f\x7f]{0,199}")         # of a run or a study: one folder's own name
+
+
+class NotThere(WrongUse):
+    """The page has nothing of this name."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folder in which the page was started, and others that its user named."""
+
+    root: Path
+    more: tuple[Path, ...] = ()
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def studies(self) -> Path:
+        return self.root / "studies"
+
+    @property
+    def uploads(self) -> Path:
+        return self.root / "uploads"
+
+    @property
+    def jobs(self) -> Path:
+        return self.root / "jobs"
+
+    def run(self, name: str) -> Path:
+        """Return the folder of a run. Raises NotThere where `runs` has no folder of this name."""
+        return child(self.runs, name, "run")
+
+    def study(self, name: str) -> Path:
+        return child(self.studies, name, "study")
+
+    def inside(self, path: str) -> Path:
+        """Return the real path of what a user named. Raises WrongUse where it lies outside every named folder."""
+        if "\0" in path:
+            raise WrongUse("a path has no NUL character; name a file or a folder")
+        real = Path(os.path.realpath(self.root / os.path.expanduser(path)))
+        if not any(real.is_relative_to(os.path.realpath(one)) for one in (self.root, *self.more)):
+            raise WrongUse(f"{path} is outside this page's folders ({', '.join(map(str, (self.root, *self.more)))}); start it "
+                           f"with `powertrain ui --allow {real.parent}`, or copy the file here")
+        return real
+
+    def shown(self, path: Path) -> str:
+        """Return a path as commands that run in `root` take it."""
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+
+def child(folder: Path, name: str, what: str) -> Path:
+    """Return the folder `name` that lies in `folder` itself, and not behind a link. Raises NotThere."""
+    path = folder / name
+    if not NAME.fullmatch(name) or path.is_symlink() or not path.is_dir():
+        raise NotThere(f"there is no {what} {name[:100]!r} in {folder.name}/; the list shows what is there")
+    return path
+
+
+def children(folder: Path, having: Sequence[str]) -> Iterator[Path]:
+    """Yield the folders in `folder` that hold one of these files, without links."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and any(
+                os.path.lexists(os.path.join(entry.path, name)) for name in having):
+            yield Path(entry.path)
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file for reading, but not through a link at its end. Raises OSError."""
+    return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)), "rb")

@@ -1,0 +1,182 @@
+"""The page of a run: its numbers as they come, its curves, its causes, and what can be done with it."""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from powertrain.records import WrongUse, timeline
+from powertrain.records.checkpoints import checkpoints_in
+from powertrain.records.events import End, RunWarning, Sample, Uploaded, UploadFailed
+from powertrain.records.json_files import read_json
+from powertrain.records.timeline import last_of
+from powertrain.report.page import Block, Table
+from powertrain.report.plan import claim
+from powertrain.report.result import printable
+from powertrain.report.run_figures import memory_by_component
+from powertrain.report.words import memory, with_settings
+from powertrain.run.folder import RunFolder, is_being_written, trainer_here
+from powertrain.web import live
+from powertrain.web.curves import SMOOTHED, View, X, charts, xs_of
+from powertrain.web.series import Series
+from powertrain.web.site import Diagnosed, fields, show_report, shown, site_of
+
+MOST_SAMPLES = 4
+MOST_LINES = 300             # of the log that the page shows at first
+MOST_WARNINGS = 8
+DIAGNOSED_EVERY_S = 30.0
+DIAGNOSED_SHARE = 300.0      # at most for one part in so many of the time
+LIVING = ("running", "running or killed")
+
+
+def show(request: Request) -> Response:
+    """Show a run."""
+    site, name = site_of(request), request.path_params["name"]
+    run, view, began = site.places.run(name), View.of(request.query_params), time.monotonic()
+    folder, series = RunFolder(run), site.index.series(run)
+    state = series.state(folder)
+    xs = xs_of(series, view.x)
+    ended = last_of(End, series.others)
+    page = shown(
+        request, "run.html", title=name, name=name, state=state, series=series, view=view, views=_choices(view),
+        moves=view.moved(float(xs[0]), float(xs[-1])) if len(xs) else {}, numbers=live.numbers(series, folder, state),
+        charts=charts(series, view), memory=_memory(series, folder),
+        failure=printable(ended.message) if ended and ended.reason == "failed" else "",
+        warnings=[printable(one.sentence) for one in series.others if isinstance(one, RunWarning)][-MOST_WARNINGS:],
+        samples=[(one.step, printable(one.text)) for one in series.others if isinstance(one, Sample)][-MOST_SAMPLES:][::-1],
+        checkpoints=_checkpoints(folder, series), plan=_plan(folder), log=live.lines_of(series.others)[-MOST_LINES:],
+        resume=_resume(folder, state, series), job=site.jobs.of_run(f"runs/{name}"), has_model=folder.model.is_dir())
+    site.streams.drawing_s = time.monotonic() - began
+    return page
+
+
+async def causes(request: Request) -> Response:
+    """Show what diagnose finds. It is looked for anew where events are new and the last look is not a moment ago."""
+    site, name = site_of(request), request.path_params["name"]
+    run = site.places.run(name)
+    series = await run_in_threadpool(site.index.series, run)
+    found, began = site.diagnosed.get(run, Diagnosed()), time.monotonic()
+    if found.end != series.end and began - found.at_s > max(DIAGNOSED_EVERY_S, DIAGNOSED_SHARE * found.took_s):
+        answer = await site.asking.ask(["diagnose", f"runs/{name}", "--no-probe"])
+        found = Diagnosed(time.monotonic(), time.monotonic() - began, series.end, answer.problem,
+                          [line for line in answer.lines if line.get("event") == "finding"])
+        site.diagnosed[run] = found
+    return shown(request, "causes.html", title=name, name=name, diagnosed=found,
+                 again=series.state(RunFolder(run)) in LIVING or found.end != series.end)
+
+
+def _choices(view: View) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+    """Return what a reader may choose, each with its address, and whether it is chosen."""
+    return [("Across", [(words, view.query(x=x, low=None, high=None), x == view.x) for x, words in X.items()]),
+            ("Scale", [("linear", view.query(log=False), not view.log), ("logarithmic", view.query(log=True), view.log)]),
+            ("Smoothing", [(name, view.query(smooth=name), name == view.smooth) for name in SMOOTHED])]
+
+
+def _memory(series: Series, folder: RunFolder) -> list[Block]:
+    history = timeline.read(series.others)
+    plan = _json(folder.plan)
+    return [memory_by_component(history, timeline.estimate_of(history, plan), history.start.device)]
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        return read_json(path)
+    except (WrongUse, OSError):
+        return {}
+
+
+def _plan(folder: RunFolder) -> Table | None:
+    plan = _json(folder.plan)
+    try:
+        rows = [("on", with_settings(step["technique"], step["settings"]),
+                 f"{step['because']} [{claim(effect(step['claim']))}]")
+                for step in plan["steps"]]
+        return Table(("", "technique", "because"), (*rows, *(("off", one["technique"], one["because"])
+                                                             for one in plan["refused"])))
+    except (LookupError, TypeError):         # of another version, or damaged: `powertrain runs show` says what is wrong
+        return None
+
+
+def effect(values: Mapping[str, Any]) -> Any:
+    from powertrain.records import Effect
+
+    return Effect(**{**values, "step_time": tuple(values["step_time"])})
+
+
+def _checkpoints(folder: RunFolder, series: Series) -> Table | None:
+    uploaded = {one.name: f"uploaded and verified ({memory(one.bytes)})" for one in series.others if isinstance(one, Uploaded)}
+    failed = {one.name: f"not uploaded: {printable(one.why)}" for one in series.others if isinstance(one, UploadFailed)}
+    rows = []
+    for step, path in checkpoints_in(folder.checkpoints).items():
+        size = 0
+        with suppress(OSError):              # deleted meanwhile
+            size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
+        rows.append((path.name, step, memory(size), uploaded.get(path.name) or failed.get(path.name) or "here"))
+    return Table(("checkpoint", "step", "size", "where"), tuple(rows)) if rows else None
+
+
+def _resume(folder: RunFolder, state: str, series: Series) -> str:
+    """Return from where the run would go on, in the words of a button; "" where it trains or is complete."""
+    if state in LIVING or (state == "finished" and folder.model.is_dir()):
+        return ""
+    steps = list(checkpoints_in(folder.checkpoints))
+    return f"Resume from step {steps[-1]:,}" if steps else "Resume from step 0: no checkpoint was saved"
+
+
+def stream(request: Request) -> Response:
+    site, name = site_of(request), request.path_params["name"]
+
+    def is_awaited() -> bool:
+        job = site.jobs.of_run(f"runs/{name}")
+        return job is not None and job.state != "ended"
+
+    return live.stream(request, site.places.run(name), site.index, site.streams, is_awaited)
+
+
+async def report(request: Request) -> Response:
+    """Show the whole report of a run."""
+    name = request.path_params["name"]
+    return await show_report(request, site_of(request).places.run(name), name, f"/runs/{name}")
+
+
+async def stop(request: Request) -> Response:
+    """Let a run finish its step and save, or end it now; whoever has started it."""
+    site, name = site_of(request), request.path_params["name"]
+    how = (await fields(request)).get("how")
+    if how not in ("well", "now"):
+        raise WrongUse("a run is stopped `well` or `now`")
+    folder = RunFolder(site.places.run(name))
+    job = site.jobs.of_run(f"runs/{name}")
+    if job is not None and job.state != "ended":
+        site.jobs.stop(job.id, now=how == "now")
+    elif is_being_written(folder) and (pid := trainer_here(folder)) is not None:
+        try:
+            os.kill(pid, signal.SIGKILL if how == "now" else signal.SIGTERM)
+        except PermissionError:
+            raise WrongUse(f"another user's process {pid} trains in runs/{name}; only that user can stop it") from None
+    else:
+        raise WrongUse(f"nobody on this machine trains in runs/{name}")
+    return JSONResponse({"refresh": True})
+
+
+async def resume(request: Request) -> Response:
+    site, name = site_of(request), request.path_params["name"]
+    folder = RunFolder(site.places.run(name))
+    if is_being_written(folder):
+        raise WrongUse(f"a process trains in runs/{name} already")
+    job = site.jobs.ask(f"Resume {name}", ["train", "--resume", f"runs/{name}"], f"runs/{name}")
+    return JSONResponse({"go": f"/runs/{quote(name)}" if job.state == "running" else f"/jobs/{job.id}"})
+
+
+ROUTES = [Route("/runs/{name}", show), Route("/runs/{name}/stream", stream), Route("/runs/{name}/report", report),
+          Route("/runs/{name}/causes", causes),
+          Route("/runs/{name}/stop", stop, methods=["POST"]), Route("/runs/{name}/resume", resume, methods=["POST"])]

@@ -1,0 +1,308 @@
+"""What a run has written, by column: read once, kept in a file that may be deleted, and read on from where it ended.
+
+A run of 100,000 steps opens in an instant this way. What counts is what `records.event_log.counted` says: steps that a later
+continuation went back behind are left out.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from powertrain.records import WrongUse
+from powertrain.records.event_log import from_line
+from powertrain.records.events import End, Event, Resume, Rewound, Start
+from powertrain.records.timeline import last_of
+from powertrain.run.folder import RunFolder, RunSummary, is_being_written, state_of
+from powertrain.web.places import opened
+
+FIELDS = ("step", "time", "loss", "learning_rate", "grad_norm", "seconds", "tokens", "real_tokens")
+PARTS = ("data", "copy", "forward", "backward", "communication", "optimizer")
+COLUMNS = (*FIELDS, *PARTS)
+DAMAGED = "not an event"    # in the place of a line
+STEP = b'{"event": "step"'
+BLOCK_BYTES = 1 << 20        # of the log that are read at a time
+PROOF_BYTES = 4096           # before the end of what was read: they tell a file that was written anew
+MOST_CHUNKS = 50
+MOST_IN_MEMORY = 2           # runs
+TABLES = """
+CREATE TABLE IF NOT EXISTS read(path TEXT PRIMARY KEY, inode INTEGER, end INTEGER, proof INTEGER);
+CREATE TABLE IF NOT EXISTS chunk(path TEXT, begin INTEGER, steps BLOB, others TEXT, PRIMARY KEY(path, begin));
+CREATE TABLE IF NOT EXISTS summary(path TEXT PRIMARY KEY, stamp TEXT, summary TEXT);
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """The events of a run that count."""
+
+    steps: np.ndarray                        # (steps, columns) float64; see COLUMNS
+    others: tuple[Event, ...]                # all that are no step
+    places: tuple[int, ...]                  # for each of these, how many of the rows of `steps` were written before it
+    end: int                                 # bytes of events.jsonl that were read
+    damaged: str = ""                        # what is said of a line that was left out
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        values: np.ndarray = self.steps[:, COLUMNS.index(column)]
+        return values
+
+    def state(self, folder: RunFolder) -> str:
+        """Return "running", "killed", "finished", "failed" or "stopped (SIGNAL)"."""
+        ended = last_of(End, self.others)
+        return state_of(self.others, written=None if ended else is_being_written(folder))
+
+    @property
+    def start(self) -> Start:
+        """Return the beginning of the last session."""
+        return last_of(Start, self.others) or Start(time=0.0)
+
+
+NOTHING = Series(np.empty((0, len(COLUMNS))), (), (), 0)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    inode: int
+    proof: int
+    series: Series
+
+    def is_beginning_of(self, log: BinaryIO, status: os.stat_result) -> bool:
+        return self.inode == status.st_ino and self.series.end <= status.st_size and _proof(log, self.series.end) == self.proof
+
+
+@dataclass(frozen=True)
+class Listed(RunSummary):
+    """A line of the list of runs."""
+
+    last_loss: float | None = None           # of the last step
+    is_held_out: bool = False                # `loss` is
+    damaged: str = ""                        # what is said of a line of the log that was left out
+
+
+class Index:
+    """The runs of one page. Any thread may ask."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self._lock = threading.RLock()
+        self._kept: dict[str, _Kept] = {}
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+    def series(self, run: Path) -> Series:
+        """Return what the run has written until now. A run without a log has no steps."""
+        with self._lock:
+            try:
+                return self._series(run)
+            except sqlite3.DatabaseError:    # damaged, by a full disk for example: it holds nothing that cannot be read again
+                self._kept.clear()
+                for ending in ("", "-wal", "-shm"):
+                    Path(f"{self.file}{ending}").unlink(missing_ok=True)
+                return self._series(run)
+
+    def _series(self, run: Path) -> Series:
+        try:
+            log = opened(run / "events.jsonl")
+        except OSError:
+            return NOTHING
+        with log:
+            key, status = str(run), os.fstat(log.fileno())
+            kept = self._kept.pop(key, None)
+            if kept is not None and kept.is_beginning_of(log, status) and status.st_size - kept.series.end < BLOCK_BYTES:
+                found = _longer(kept.series, log)
+            else:
+                found = self._read_and_stored(key, log, status)
+            self._kept[key] = _Kept(status.st_ino, _proof(log, found.end), found)        # the last one that was asked for
+            while len(self._kept) > MOST_IN_MEMORY:
+                del self._kept[next(iter(self._kept))]
+            return found
+
+    def _read_and_stored(self, key: str, log: BinaryIO, status: os.stat_result) -> Series:
+        """Return what the database holds of a log, after what is new in the log was put there."""
+        with self._database() as database:
+            row = database.execute("SELECT inode, end, proof FROM read WHERE path = ?", (key,)).fetchone()
+            end = 0
+            if row is not None and row[0] == status.st_ino and row[1] <= status.st_size and _proof(log, row[1]) == row[2]:
+                end = row[1]
+            else:
+                database.execute("DELETE FROM chunk WHERE path = ?", (key,))
+            for lines in _blocks(log, end):
+                steps, others = _read(lines)
+                database.execute("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)",
+                                 (key, end, steps.tobytes(), json.dumps(others)))
+                end += sum(map(len, lines))
+            if database.execute("SELECT COUNT(*) FROM chunk WHERE path = ?", (key,)).fetchone()[0] > MOST_CHUNKS:
+                _join(database, key)
+            database.execute("INSERT OR REPLACE INTO read VALUES (?, ?, ?, ?)", (key, status.st_ino, end, _proof(log, end)))
+            rows = database.execute("SELECT steps, others FROM chunk WHERE path = ? ORDER BY begin", (key,)).fetchall()
+        blocks, others = [NOTHING.steps], list[tuple[int, str]]()
+        for blob, text in rows:
+            before = sum(map(len, blocks))
+            others += [(before + place, line) for place, line in json.loads(text)]
+            blocks.append(np.frombuffer(blob, dtype=np.float64).reshape(-1, len(COLUMNS)))
+        return _extended(NOTHING, np.concatenate(blocks), others, end)
+
+    def summaries(self, runs: Sequence[Path]) -> dict[Path, Listed]:
+        """Return the lines of a list for those of these runs that were read before and have not changed."""
+        with self._lock, self._database() as database:
+            stored = {path: (stamp, text) for path, stamp, text in database.execute("SELECT * FROM summary")}
+        found = {}
+        for run in runs:
+            stamp, text = stored.get(str(run), ("", ""))
+            if text and stamp == _stamp(run):
+                known = json.loads(text)
+                state = known.pop("state") or state_of((), written=is_being_written(RunFolder(run)))
+                found[run] = Listed(run, state=state, **known)
+        return found
+
+    def summary(self, run: Path) -> Listed:
+        """Return the run's line in a list, read anew."""
+        stamp, series = _stamp(run), self.series(run)
+        found = _summary(run, series)
+        told = {name: value for name, value in vars(found).items() if name != "folder"}
+        state = found.state if last_of(End, series.others) else ""               # "": the lock says it each time
+        with self._lock, self._database() as database:
+            database.execute("INSERT OR REPLACE INTO summary VALUES (?, ?, ?)", (
+                str(run), stamp, json.dumps({**told, "state": state})))
+        return found
+
+    @contextlib.contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        database = sqlite3.connect(self.file, isolation_level=None)
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=OFF")               # it may be lost
+            database.executescript(TABLES)
+            database.execute("BEGIN")
+            yield database
+            database.execute("COMMIT")
+        finally:
+            database.close()
+
+
+def _stamp(run: Path) -> str:
+    """Return what changes with the log of a run."""
+    try:
+        status = os.stat(run / "events.jsonl", follow_symlinks=False)
+    except OSError:
+        return "no log"
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
+
+
+def _summary(run: Path, series: Series) -> Listed:
+    import datetime
+
+    from powertrain.records.events import Evaluated
+
+    start = next((event for event in series.others if isinstance(event, Start)), None) or Start(time=0.0)
+    evaluated, seconds = last_of(Evaluated, series.others), float(series["seconds"].sum())
+    taken = len(series.steps)
+    return Listed(
+        run, start.name or run.name, series.state(RunFolder(run)), step=int(series["step"][-1]) if taken else 0,
+        total_steps=start.total_steps, loss=evaluated.loss if evaluated else float(series["loss"][-1]) if taken else None,
+        bits_per_byte=evaluated.bits_per_byte if evaluated else None,
+        tokens_per_s=float(series["real_tokens"].sum()) / seconds if seconds else None,
+        started=datetime.datetime.fromtimestamp(start.time).strftime("%Y-%m-%d %H:%M") if start.time else "", began=start.time,
+        last_loss=float(series["loss"][-1]) if taken else None, is_held_out=evaluated is not None, damaged=series.damaged)
+
+
+def _join(database: sqlite3.Connection, key: str) -> None:
+    """Make one of the many chunks of a run that was read while it grew."""
+    blobs, others, before = list[bytes](), list[tuple[int, str]](), 0
+    for blob, text in database.execute("SELECT steps, others FROM chunk WHERE path = ? ORDER BY begin", (key,)):
+        others += [(before + place, line) for place, line in json.loads(text)]
+        blobs.append(blob)
+        before += len(blob) // (8 * len(COLUMNS))
+    database.execute("DELETE FROM chunk WHERE path = ?", (key,))
+    database.execute("INSERT INTO chunk VALUES (?, 0, ?, ?)", (key, b"".join(blobs), json.dumps(others)))
+
+
+def _proof(log: BinaryIO, end: int) -> int:
+    log.seek(max(0, end - PROOF_BYTES))
+    return zlib.crc32(log.read(min(end, PROOF_BYTES)))
+
+
+def _blocks(log: BinaryIO, begin: int) -> Iterator[list[bytes]]:
+    """Yield the whole lines from `begin` on. One without an end is still being written."""
+    log.seek(begin)
+    while lines := log.readlines(BLOCK_BYTES):
+        if not lines[-1].endswith(b"\n"):
+            lines.pop()
+        if lines:
+            yield lines
+
+
+def _read(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """Return the steps of these lines as rows, and the other lines, each with the number of rows before it."""
+    try:                                     # in one piece, which is twice as fast
+        steps = json.loads(b"[" + b",".join(line for line in lines if line.startswith(STEP)) + b"]")
+        rows = np.array([_row(step) for step in steps], dtype=np.float64)
+        at = [number for number, line in enumerate(lines) if not line.startswith(STEP)]
+        others = [(place - before, lines[place].decode()) for before, place in enumerate(at)]
+        if all(isinstance(json.loads(line), dict) for _, line in others):
+            return rows.reshape(-1, len(COLUMNS)), others
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        pass
+    return _read_singly(lines)
+
+
+def _read_singly(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """Do the same for lines of which one is damaged: in its place stands what is wrong with it."""
+    rows, others = list[list[float]](), list[tuple[int, str]]()
+    for line in lines:
+        try:
+            found = json.loads(line)
+            if line.startswith(STEP):
+                rows.append([float(value) for value in _row(found)])
+            elif isinstance(found, dict):
+                others.append((len(rows), line.decode()))
+            else:
+                raise ValueError("it is no object")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            others.append((len(rows), json.dumps({DAMAGED: str(error)})))
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS)), others
+
+
+def _row(step: Mapping[str, Any]) -> list[Any]:
+    parts = step.get("parts") or {}
+    return [step.get(name, 0.0) for name in FIELDS] + [parts.get(name, 0.0) for name in PARTS]
+
+
+def _longer(series: Series, log: BinaryIO) -> Series:
+    """Return a series with what the log has behind its end."""
+    for lines in _blocks(log, series.end):
+        steps, others = _read(lines)
+        series = _extended(series, steps, others, series.end + sum(map(len, lines)))
+    return series
+
+
+def _extended(series: Series, steps: np.ndarray, lines: Sequence[tuple[int, str]], end: int) -> Series:
+    """Return a series with further steps, and further lines of which each says how many of these steps are before it."""
+    old = len(series.steps)
+    rows = np.concatenate([series.steps, steps]) if old else steps
+    counts, others, places, damaged = np.ones(len(rows), dtype=bool), [*series.others], [*series.places], series.damaged
+    for place, line in ((old + place, json.loads(line)) for place, line in lines):
+        try:
+            if DAMAGED in line:
+                raise WrongUse(line[DAMAGED])
+            event = from_line(line)
+        except (WrongUse, KeyError, TypeError, ValueError) as error:
+            damaged = damaged or f"a line of events.jsonl is damaged and left out: {error}"
+            continue
+        if isinstance(event, Resume | Rewound):
+            counts[:place] &= rows[:place, 0] <= event.step
+            kept = [number for number, before in enumerate(others) if before.step <= event.step and not isinstance(before, End)]
+            others, places = [others[number] for number in kept], [places[number] for number in kept]
+        others.append(event)
+        places.append(place)
+    if not counts.all():
+        counted = np.concatenate([[0], np.cumsum(counts)])
+        rows, places = rows[counts], [int(counted[place]) for place in places]
+    return Series(rows, tuple(others), tuple(places), end, damaged)

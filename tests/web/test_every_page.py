@@ -1,0 +1,91 @@
+"""Every page in a real browser: nothing that came in as text runs, axe finds nothing, and it fits a phone, light and dark."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser import Served, Visitor, chromium
+from playwright.sync_api import Browser
+from runs_written import write_run
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+NAMES = ("<img src=x onerror=alert(3)>", "two \"quotes\" & <b>", "plain")
+PAGES = ("/", "/new", "/new?recipe=docstrings", "/new?like=plain", "/runs", "/runs/plain",
+         "/runs/%3Cimg%20src=x%20onerror=alert(3)%3E", "/runs/plain?x=time&log=yes&smooth=none&chart=loss",
+         "/compare?run=plain&run=two%20%22quotes%22%20%26%20%3Cb%3E", "/chat",
+         "/models", "/data", "/audit", "/studies", "/claims", "/measure", "/system", "/jobs", "/nothing")
+PICTURES = os.environ.get("PAGE_PICTURES")   # a folder: for docs/page.md
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("pages") / "project"
+    for name in NAMES:
+        run = write_run(folder / "runs" / name, 40)
+        lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+        made = [{"event": "sample", "time": 1.7e9, "step": 20, "text": EVIL}, {"event": "warning", "time": 1.7e9, "step": 20,
+                "message": EVIL}, {"event": "note", "time": 1.7e9, "step": 20, "message": "\x1b]52;c;AAAA\x07" + EVIL}]
+        (run / "events.jsonl").write_text("".join([*lines[:-1], *(json.dumps(one) + "\n" for one in made), lines[-1]]))
+        (run / "model").mkdir()
+    (folder / "runs" / "link").symlink_to("/etc")
+    found = Served(folder, tmp_path_factory.mktemp("page-cache"))
+    yield found
+    found.end()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 375)])
+def test_pages_are_inert_accessible_and_fit(browser: Browser, served: Served, scheme: str, width: int) -> None:
+    visitor, wrong = Visitor(browser, served, color_scheme=scheme, viewport={"width": width, "height": 900}), []
+    for path in PAGES:
+        page = visitor.go(path)
+        page.wait_for_timeout(300)
+        found = Axe().run(page).response["violations"]
+        wrong += [f"{path}: {one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+        if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+            wrong.append(f"{path}: {wide} px wide")
+        wrong += [f"{path}: {one}" for one in visitor.violations()]
+        if page.locator("h1").count() != 1 or page.locator("img, iframe, script:not([src])").count():
+            wrong.append(f"{path}: {page.locator('h1').count()} titles, or something that is not the page's")
+        if PICTURES:
+            name = path.strip("/").partition("?")[0].replace("/", "-") or "home"
+            page.screenshot(path=Path(PICTURES) / f"{name}-{scheme}.png")
+    wrong += [one for one in visitor.complaints if "404" not in one]         # /nothing is not there
+    visitor.context.close()
+    assert not wrong
+
+
+def test_scripts_that_others_wrote_do_not_run(browser: Browser, served: Served) -> None:
+    visitor, asked = Visitor(browser, served), []
+    visitor.page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page = visitor.go("/runs/plain")
+    assert EVIL in page.locator("#rest").text_content()
+    assert "\x1b" not in page.locator("#log").text_content()
+    page = visitor.go("/audit")
+    page.get_by_label("Or its text").fill(f"from transformers import Trainer  # {EVIL}\nx = '''{EVIL}'''\n")
+    page.get_by_role("button", name="Audit").click()
+    page.wait_for_url("**/audit?file=*")
+    assert page.locator("h1").count() == 1
+    assert not asked
+    assert not visitor.violations()
+    visitor.context.close()
+
+
+def test_a_spike_of_one_step_is_seen(browser: Browser, served: Served) -> None:
+    write_run(served.folder / "runs" / "spiky", 20_000, spike=9_001)
+    visitor = Visitor(browser, served)
+    page = visitor.go("/runs/spiky")
+    heights = page.locator("#loss path.faint").evaluate_all("paths => paths.map(one => one.getBoundingClientRect().height)")
+    assert max(heights) > 100                 # the curve itself is nearly level below a spike of 40 nats
+    page = visitor.go("/runs/spiky?from=8990&to=9010")
+    assert "9,001" in page.locator("#loss details").first.text_content() or "9001" in page.locator(
+        "#loss details").first.text_content()
+    visitor.context.close()

@@ -1,0 +1,143 @@
+"""The index of runs says what the whole log says, however it grew, was cut, written anew or damaged."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs_written import line_of, write_run
+
+from powertrain.records.event_log import counted, read_all_events
+from powertrain.records.events import Step
+from powertrain.run.folder import RunFolder, summarise
+from powertrain.web.series import MOST_CHUNKS, Index
+
+
+@pytest.fixture
+def index(tmp_path):
+    return Index(tmp_path / "page" / "index.sqlite")
+
+
+def check_same(index, run):
+    """Compare with what reads the whole file."""
+    events = counted(read_all_events(run / "events.jsonl"))
+    steps, series = [event for event in events if isinstance(event, Step)], index.series(run)
+    assert series["step"].tolist() == [step.step for step in steps]
+    np.testing.assert_array_equal(series["loss"], [step.loss for step in steps])         # nan is nan
+    np.testing.assert_array_equal(series["backward"], [step.parts.get("backward", 0.0) for step in steps])
+    assert list(series.others) == [event for event in events if not isinstance(event, Step)]
+    before = [sum(isinstance(old, Step) for old in events[:number]) for number, event in enumerate(events)
+              if not isinstance(event, Step)]
+    assert list(series.places) == before
+    assert series.end == (run / "events.jsonl").stat().st_size
+
+
+EVENTS = st.one_of(st.integers(1, 3).map(lambda number: ["step"] * number), st.just(["evaluation"]), st.just(["end"]),
+                   st.integers(0, 9).map(lambda step: [("resume", step)]),
+                   st.integers(0, 9).map(lambda step: [("rewound", step)]), st.just(["bad step"]), st.just(["read"]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(parts=st.lists(EVENTS, max_size=14))
+def test_it_says_what_the_whole_log_says(parts, tmp_path_factory):
+    run, step = tmp_path_factory.mktemp("run"), 0
+    index = Index(run / "index.sqlite")
+    log = run / "events.jsonl"
+    log.write_text(json.dumps({"event": "start", "time": 1.0, "step": 0, "version": 2}) + "\n")
+    for what in (what for part in parts for what in part):
+        with open(log, "a") as file:
+            if what == "step":
+                step += 1
+                file.write(line_of(step))
+            elif what == "bad step":
+                step += 1
+                file.write(line_of(step).replace('"grad_norm": ', '"grad_norm": "nan", "was": '))
+            elif what == "read":
+                index.series(run)
+            elif isinstance(what, tuple):
+                step = min(step, what[1])
+                file.write(json.dumps({"event": "resume", "time": 2.0, "step": step, "version": 2} if what[0] == "resume" else {
+                    "event": "warning", "about": "rewound", "time": 2.0, "step": step, "bad_step": step + 1}) + "\n")
+            elif what == "evaluation":
+                file.write(json.dumps({"event": "evaluation", "time": 2.0, "step": step, "loss": 1.0, "tokens": 3}) + "\n")
+            else:
+                file.write(json.dumps({"event": "end", "time": 3.0, "step": step, "reason": "stopped"}) + "\n")
+    check_same(index, run)
+
+
+def test_it_is_kept_and_read_on(index, tmp_path):
+    run = write_run(tmp_path / "run", 200, ended=False)
+    check_same(index, run)
+    for step in range(201, 201 + 2 * MOST_CHUNKS):
+        with open(run / "events.jsonl", "a") as log:
+            log.write(line_of(step))
+        index.series(run)
+    check_same(index, run)
+    again = Index(index.file)
+    check_same(again, run)
+
+
+def test_a_line_without_its_end_waits(index, tmp_path):
+    run = write_run(tmp_path / "run", 20, ended=False)
+    line = line_of(21)
+    with open(run / "events.jsonl", "a") as log:
+        log.write(line[:40])
+    assert len(index.series(run).steps) == 20
+    with open(run / "events.jsonl", "a") as log:
+        log.write(line[40:])
+    check_same(index, run)
+
+
+@pytest.mark.parametrize("how", ["another inode", "shorter", "same length"])
+def test_a_log_that_was_written_anew_is_read_anew(index, tmp_path, how):
+    run = write_run(tmp_path / "run", 50)
+    check_same(index, run)
+    log = run / "events.jsonl"
+    text = log.read_text()
+    if how == "another inode":
+        other = tmp_path / "other"
+        other.write_text(text.replace("0.001", "0.002"))
+        os.replace(other, log)
+    elif how == "shorter":
+        log.write_text("".join(text.splitlines(keepends=True)[:10]))
+    else:
+        log.write_text(text.replace("1000", "2000") if "1000" in text else text.replace("0.06", "0.07"))
+    check_same(index, run)
+
+
+def test_a_damaged_line_is_left_out_and_said(index, tmp_path):
+    run = write_run(tmp_path / "run", 10)
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    lines[3] = lines[3][:50] + "\n"
+    (run / "events.jsonl").write_text("".join([*lines, "[1]\n"]))
+    series = index.series(run)
+    assert series["step"].tolist() == [1, *range(3, 11)]
+    assert "damaged" in series.damaged
+
+
+def test_a_damaged_index_is_made_anew(index, tmp_path):
+    run = write_run(tmp_path / "run", 10)
+    check_same(index, run)
+    index.file.write_bytes(b"no database" * 1000)
+    check_same(Index(index.file), run)
+
+
+def test_a_run_without_a_log_has_no_steps(index, tmp_path):
+    assert index.series(tmp_path).steps.shape[0] == 0
+    (tmp_path / "events.jsonl").symlink_to("/etc/passwd")
+    assert index.series(tmp_path).end == 0
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_line_of_a_list_is_that_of_runs_list(index, tmp_path, ended):
+    run = write_run(tmp_path / "run", 20, ended=ended)
+    assert index.summaries([run]) == {}
+    expected = summarise(RunFolder(run))
+    for found in (index.summary(run), index.summaries([run])[run]):
+        assert {name: getattr(found, name) for name in vars(expected)} == pytest.approx(vars(expected))
+    with open(run / "events.jsonl", "a") as log:
+        log.write(line_of(21))
+    assert index.summaries([run]) == {}
+    assert index.summary(run).step == 21
