@@ -15,6 +15,7 @@ from powertrain.report.study import Study
 from powertrain.report.words import duration, is_number, listed, memory, pins_in_words
 
 MOST_LOST = 0.02             # of the time, that saves every 100 s may take
+MOST_SLOWED = 0.005          # of a step, beside an open page
 LATE = "not reached within the budget"       # of candidates in studies from before `reached` was stored
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid")
 PEAK, PREDICTED = "peak MiB", "predicted MiB"            # columns of a bench's table
@@ -244,6 +245,22 @@ def saving(study: Study) -> Findings:
         Number(duration(found["step_s"]["median"]), "a step beside nothing", "")), (), (
         Section("Each interval between two saves", (Table(("interval", "step time beside an upload over a quiet one"),
                                                           tuple(rows)),)),))
+
+
+def page(study: Study) -> Findings:
+    """Read a study of the page: how fast it opens, and what it costs a training beside it."""
+    found = study["findings"]
+    cost, held = found["beside_a_page"], found["server_bytes"]
+    good = found["run_cold_s"] <= 1.5 and found["run_warm_s"] <= 0.3 and found["list_warm_s"] <= 0.3 and \
+        found["list_cold_s"] <= 5 and held <= 120e6 and cost["low"] <= 1 + MOST_SLOWED
+    verdict = (f"A step beside an open page takes {cost['median']:.4f} times ({cost['low']:.4f} to {cost['high']:.4f}) as "
+               f"long; {found['steps']:,} steps open in {found['run_cold_s']:.2f} s, and again in {found['run_warm_s']:.2f} s.")
+    rows = tuple((number, ratio) for number, ratio in enumerate(found["ratios"], 1))
+    return Findings(verdict, "good" if good else "bad", (
+        Number(f"{found['list_warm_s']:.2f} s", f"a list of {found['runs']:,} runs",
+               f"{found['list_cold_s']:.1f} s when they are read for the first time"),
+        Number(memory(held), "resident, the server", f"{found['server_cpu_share']:.2%} of a core while a run is shown")), (), (
+        Section("Each pair of windows", (Table(("pair", "step time beside the page over without it"), rows),)),))
 
 
 # ------------------------------------------------------------------------------------------------ crippled recipes

@@ -17,7 +17,8 @@ KINDS: Mapping[str, Callable[[Study], Findings]] = {
     "ablation": study_ablation.read, "claims": study_kinds.claims, "tuning": study_kinds.tuning,
     "comparison": study_kinds.comparison, "peers": study_kinds.peers, "bench": study_kinds.bench, "speed": study_kinds.speed,
     "memory": study_kinds.memory_predictions, "diagnosis": study_kinds.diagnosis,
-    "prepare": study_kinds.prepare, "start": study_kinds.start, "saving": study_kinds.saving}
+    "prepare": study_kinds.prepare, "start": study_kinds.start, "saving": study_kinds.saving,
+    "page": study_kinds.page}
 BUSY = 0.5                   # load of the machine above which a measurement is suspect
 MOST_CAUTIONS = 6
 

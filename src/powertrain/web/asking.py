@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from powertrain.records import WrongUse
 
-PATIENCE_S = 2.0             # so long a newer question waits for an older one; then the process is started anew
+PROGRAM = (sys.executable, "-m", "powertrain", "answer")
+PATIENCE_S = 8.0             # so long a question waits for an older one on its topic; then the process is started anew
 MOST_S = 600.0
 MOST_LINE_BYTES = 64 << 20
 
@@ -46,11 +47,13 @@ class Superseded(Exception):
 class Asking:
     """The process, which is started when something is asked first."""
 
-    def __init__(self, root: Path, environment: dict[str, str]):
-        self.root, self.environment = root, environment
+    def __init__(self, root: Path, environment: Mapping[str, str], program: Sequence[str] = PROGRAM,
+                 patience_s: float = PATIENCE_S):
+        self.root, self.environment, self.program, self.patience_s = root, environment, program, patience_s
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._newest: dict[str, int] = {}
+        self._asked = ""                     # the topic of the question that is being answered
 
     async def ask(self, words: Sequence[str], topic: str = "") -> Answer:
         """Return what `powertrain WORDS --json` answers. Of questions on one topic only the newest is answered.
@@ -59,12 +62,14 @@ class Asking:
         """
         mine = self._newest[topic] = self._newest.get(topic, 0) + 1
         try:
-            await asyncio.wait_for(self._turn.acquire(), PATIENCE_S if topic else MOST_S)
+            await asyncio.wait_for(self._turn.acquire(), self.patience_s if topic else MOST_S)
         except TimeoutError:
             if self._newest[topic] != mine:
                 raise Superseded from None
-            self.end()                       # whoever waits for the older answer is told
+            if self._asked == topic:
+                self.end()                   # whoever waits for the older answer is told
             await self._turn.acquire()
+        self._asked = topic
         try:
             if topic and self._newest[topic] != mine:
                 raise Superseded
@@ -92,8 +97,8 @@ class Asking:
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "powertrain", "answer", cwd=self.root, env=self.environment, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, start_new_session=True, limit=MOST_LINE_BYTES)
+                *self.program, cwd=self.root, env=dict(self.environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                start_new_session=True, limit=MOST_LINE_BYTES)
         return self._process
 
     def end(self) -> None:
