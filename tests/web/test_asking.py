@@ -51,7 +51,10 @@ def test_one_process_answers_all(tmp_path):
 
 def test_the_newest_question_on_a_topic_is_answered(tmp_path):
     async def work(asking):
-        return await asyncio.gather(*(said(asking, ["slow", "0.1", str(n)], "plan") for n in range(4)), return_exceptions=True)
+        first = asyncio.create_task(said(asking, ["slow", "0.5", "0"], "plan"))
+        await asyncio.sleep(0.1)
+        later = (said(asking, ["slow", "0.1", str(n)], "plan") for n in range(1, 4))
+        return await asyncio.gather(first, *later, return_exceptions=True)
 
     first, *waited, last = asked(tmp_path, work, patience_s=30)
     assert first["words"][2] == "0"
