@@ -103,6 +103,25 @@ def test_another_server_takes_running_and_waiting_jobs_back(open_jobs, root):
     assert wait_for(after, waiting).code == 0
 
 
+def test_a_server_that_dies_while_it_starts_a_job_starts_it_once(open_jobs, root, monkeypatch):
+    jobs = open_jobs()
+
+    def dies(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("powertrain.web.jobs.psutil.Process", dies)          # the process has begun, and nobody knows it
+    with pytest.raises(KeyboardInterrupt):
+        jobs.ask("a", ["train", "a", "--output", "runs/a"], "runs/a")
+    monkeypatch.undo()
+    jobs.close()
+    after = open_jobs()
+    after.look()
+    assert [job.state for job in after.all()] == ["ended"]
+    (root / "go").touch()                    # which ends it
+    for child in jobs._children.values():
+        child.wait(WAIT_S)
+
+
 def test_a_process_with_the_same_number_is_another_one(open_jobs, root):
     jobs = open_jobs()
     job = jobs.ask("a", ["train", "a"])

@@ -187,16 +187,18 @@ class Jobs:
                     self._start(job)
 
     def _start(self, job: Job) -> None:
+        job = replace(job, state="running", began=time.time())
+        self._keep(job)                      # first: a server that dies here must not start it twice
         with open(self.folder / f"{job.id}.out", "ab") as output:
             child = subprocess.Popen([*self.program, *job.words], cwd=self.root, stdin=subprocess.DEVNULL, stdout=output,
                                      stderr=subprocess.STDOUT, start_new_session=True,
                                      env={**self.environment, "COLUMNS": COLUMNS, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"})
+        self._children[job.id] = child
         try:
             process_began = psutil.Process(child.pid).create_time()
         except psutil.Error:                 # it has ended already
             process_began = 0.0
-        self._children[job.id] = child
-        self._keep(replace(job, state="running", began=time.time(), pid=child.pid, process_began=process_began))
+        self._keep(replace(job, pid=child.pid, process_began=process_began))
 
     def _keep(self, job: Job) -> None:
         self._jobs[job.id] = job
