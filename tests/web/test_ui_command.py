@@ -32,8 +32,8 @@ def test_a_port_that_is_taken_is_named(root):
 
 def test_what_only_looks_is_answered_and_nothing_else(root):
     asked = [["facts", "no-such-recipe"], ["train", "default"], ["claims", "list"]]
-    done = subprocess.run([sys.executable, "-m", "powertrain", "answer"], input="".join(json.dumps(one) + "\n" for one in asked),
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "powertrain", "answer"], capture_output=True, text=True, check=True,
+                          input="".join(json.dumps(one) + "\n" for one in asked))
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["code"] for answer in answers] == [2, 2, 0]
     assert "no-such-recipe" in answers[0]["lines"][0]

@@ -84,12 +84,8 @@ def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None,
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(64)
-        return listener
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(where[:2], family=family, backlog=64)
     except OSError as error:
         raise WrongUse(f"{host}:{port} cannot be used ({error.strerror or error}); name another one with --port") from None
 
