@@ -95,7 +95,7 @@ def chat(model: Model,
     """Chat with a trained model in the terminal. Type /help for more.
 
     With --json, each piece of an answer is a line, and a line of input may be {"message": "TEXT"}, where TEXT has line ends;
-    "tokens", "temperature" and "seed" beside it hold from then on.
+    "tokens", "temperature" and "seed" beside it hold from then on, and "reset": true begins a new conversation.
     """
     from powertrain.use.conversation import Conversation
     from powertrain.use.generation import Sampling
@@ -153,6 +153,8 @@ class Chat:
             told = json.loads(line) if self.as_json and line.lstrip().startswith("{") else None
             if isinstance(told, dict) and isinstance(told.get("message"), str):
                 self._sample_as(told)
+                if told.get("reset") is True:
+                    self.obey("/reset")
                 return str(told["message"])
         return line.strip()
 

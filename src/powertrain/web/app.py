@@ -44,7 +44,7 @@ async def _looking_after_jobs(app: Starlette) -> AsyncIterator[None]:
     async def look() -> None:
         while True:
             await asyncio.to_thread(site.jobs.look)
-            site.talks.tend()
+            await site.talks.tend()
             await asyncio.sleep(LOOK_S)
 
     looking = asyncio.create_task(look())
@@ -52,7 +52,7 @@ async def _looking_after_jobs(app: Starlette) -> AsyncIterator[None]:
         yield
     finally:
         looking.cancel()
-        site.talks.tend(all_of_them=True)
+        await site.talks.tend(all_of_them=True)
         site.asking.end()
 
 

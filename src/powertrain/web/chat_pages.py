@@ -1,40 +1,56 @@
 """Chat: a tuned model beside its base, with the same prompt and seed."""
 
+import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json
 from powertrain.run.folder import RunFolder, recipe_of
+from powertrain.web.chatting import Model
 from powertrain.web.places import NotThere, Places, children
 from powertrain.web.settings import HUB_ID
 from powertrain.web.site import fields, shown, site_of
 
 MOST_TOKENS, LONGEST_MESSAGE = 2048, 100_000
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 ANY_PROMPT = "Hello! What can you do?"
 FUNCTION = 'def mean(values):\n    return sum(values) / len(values)'        # what the docstrings recipe's rows ask about
 
 
-def model_of(places: Places, model: str) -> tuple[str, int]:
-    """Return a model as a command takes it, and the bytes of its files. Raises WrongUse for one outside the page's folders."""
-    if model.startswith("runs/"):
-        path = places.run(model.removeprefix("runs/"))
+def model_of(places: Places, name: str) -> Model:
+    """Return the model that a user named. Raises WrongUse for one outside the page's folders."""
+    if name.startswith("runs/"):
+        path = places.run(name.removeprefix("runs/"))
         if not (path / "model").is_dir():
-            raise NotThere(f"{model} has no finished model yet; wait until it ends, or resume it")
-    elif HUB_ID.fullmatch(model) and not (places.root / model).exists():
-        return model, 0
+            raise NotThere(f"{name} has no finished model yet; wait until it ends, or resume it")
+    elif HUB_ID.fullmatch(name) and not (places.root / name).exists():
+        return Model(name)
     else:
-        path = places.inside(model)
-        if not path.is_dir():
-            raise NotThere(f"there is no folder {model[:100]}; name a run or a model's folder")
-    size = sum(file.stat().st_size for file in path.glob("**/*.safetensors") if "checkpoints" not in file.parts)
-    return f"./{places.shown(path)}" if not Path(places.shown(path)).is_absolute() else str(path), size
+        path = places.inside(name)
+        if not name or not path.is_dir():
+            raise NotThere(f"there is no folder {name[:100]!r}; name a run or a model's folder")
+    weights = [file.stat() for file in _weights(path)]
+    return Model(places.command(path), sum(one.st_size for one in weights),
+                 max((one.st_mtime_ns for one in weights), default=0))
+
+
+def _weights(path: Path) -> list[Path]:
+    """Return the files of a model's weights, and of the model that its adapter is for."""
+    folder = path / "model" if (path / "model").is_dir() else path
+    files = list(folder.glob("*.safetensors"))
+    try:
+        base = Path(str(read_json(folder / "adapter_config.json")["base_model_name_or_path"]))
+    except (WrongUse, OSError, KeyError):                # it has no adapter
+        return files
+    return [*files, *base.glob("*.safetensors")]
 
 
 def base_of(places: Places, model: str) -> str:
@@ -43,8 +59,10 @@ def base_of(places: Places, model: str) -> str:
         return ""
     folder = RunFolder(places.run(model.removeprefix("runs/")))
     try:
-        base = str(read_json(folder.facts).get("model", {}).get("path") or "").removesuffix("/model")
-        return model_of(places, base)[0].removeprefix("./") if base else ""
+        base = Path(str(read_json(folder.facts).get("model", {}).get("path") or ""))
+        if base.name == "model" and base.parent.parent == places.runs:
+            base = base.parent
+        return model_of(places, places.shown(base)).name.removeprefix("./") if base.name else ""
     except (WrongUse, OSError, AttributeError):          # it was moved, or the facts are damaged
         return ""
 
@@ -61,43 +79,54 @@ def first_prompt(places: Places, model: str) -> str:
 
 def show(request: Request) -> Response:
     site, model = site_of(request), request.query_params.get("model", "")
-    models = [f"runs/{run.name}" for run in children(site.places.runs, ("model",))]
     if not model:
-        return shown(request, "chat.html", title="Chat", model="", base="", prompt="", models=models)
+        places = site.places
+        models = [f"{folder.name}/{one.name}" for folder, having in ((places.runs, ("model",)), (places.exports, WEIGHTS))
+                  for one in children(folder, having)]
+        return shown(request, "chat.html", title="Chat", model="", models=models)
     model_of(site.places, model)
-    return shown(request, "chat.html", title="Chat", model=model, base=base_of(site.places, model), models=models,
+    return shown(request, "chat.html", title="Chat", model=model, base=base_of(site.places, model),
                  prompt=first_prompt(site.places, model))
 
 
 async def ask(request: Request) -> Response:
     """Stream a model's answer: lines with a piece, then the prompt and the speed, or a problem."""
     site, asked = site_of(request), await fields(request)
-    words, size = model_of(site.places, str(asked.get("model", "")))
+    model = model_of(site.places, str(asked.get("model", "")))
     message = asked.get("message")
     if not isinstance(message, str) or not message.strip() or len(message) > LONGEST_MESSAGE:
         raise WrongUse(f"a message has 1 to {LONGEST_MESSAGE:,} characters")
-    sampling = {"tokens": int(_number(asked, "tokens", 1, MOST_TOKENS)), "seed": int(_number(asked, "seed", 0, 2**53)),
-                "temperature": _number(asked, "temperature", 0, 10)}
+    told = {"message": message.encode(errors="replace").decode(), "tokens": int(_number(asked, "tokens", 1, MOST_TOKENS)),
+            "seed": int(_number(asked, "seed", 0, 2**53)), "temperature": _number(asked, "temperature", 0, 10)}
+    conversation, turn = str(asked.get("conversation", ""))[:80], int(_number({"turn": 0, **asked}, "turn", 0, 10**6))
 
     async def lines() -> AsyncIterator[str]:
         pieces, began = 0, 0.0
         try:
-            async for line in site.talks.ask(words, size, {"message": message, **sampling}):
-                kind = line.get("event")
-                if kind == "piece":
-                    began = began or time.monotonic()
-                    pieces += 1
-                    yield json.dumps({"piece": line["text"]}) + "\n"
-                elif kind == "answer":
-                    took = time.monotonic() - began
-                    speed = f"{(pieces - 1) / took:.0f} pieces a second" if pieces > 1 and took else ""
-                    yield json.dumps({"prompt": line.get("prompt", ""), "done": True, "speed": speed}) + "\n"
-                elif kind == "error":
-                    yield json.dumps({"problem": line["message"]}) + "\n"
+            async with contextlib.aclosing(site.talks.ask(model, told, conversation, turn)) as answer:
+                async for line in answer:
+                    if line.get("event") == "piece":
+                        began = began or time.monotonic()
+                        pieces += 1
+                    yield json.dumps(_told(line, pieces, began)) + "\n"
         except WrongUse as error:
             yield json.dumps({"problem": str(error)}) + "\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def _told(line: Mapping[str, Any], pieces: int, began: float) -> dict[str, object]:
+    """Return a line of a model's process as the page reads it."""
+    kind = line.get("event")
+    if kind == "piece":
+        return {"piece": line["text"]}
+    if kind == "answer":
+        took = time.monotonic() - began
+        return {"done": True, "prompt": line.get("prompt", ""),
+                "speed": f"{(pieces - 1) / took:.0f} pieces a second" if pieces > 1 and took else ""}
+    if kind == "forgotten":
+        return {"notice": "The model does not know what was said above: its process was started anew, or another tab used it."}
+    return {"problem": line["message"]} if kind == "error" else {}
 
 
 def _number(asked: dict[str, object], name: str, least: float, most: float) -> float:
@@ -110,11 +139,4 @@ def _number(asked: dict[str, object], name: str, least: float, most: float) -> f
     return value
 
 
-async def reset(request: Request) -> Response:
-    site = site_of(request)
-    words, _ = model_of(site.places, str((await fields(request)).get("model", "")))
-    site.talks.forget(words)
-    return JSONResponse({})
-
-
-ROUTES = [Route("/chat", show), Route("/chat/ask", ask, methods=["POST"]), Route("/chat/reset", reset, methods=["POST"])]
+ROUTES = [Route("/chat", show), Route("/chat/ask", ask, methods=["POST"])]

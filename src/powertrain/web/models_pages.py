@@ -1,6 +1,10 @@
 """Models: what runs have trained, chatting with it, exporting, measuring and deleting it."""
 
+import asyncio
+import contextlib
 import os
+import re
+import secrets
 import shutil
 from pathlib import Path
 
@@ -10,76 +14,111 @@ from starlette.routing import Route
 
 from powertrain.records import WrongUse
 from powertrain.report.words import memory
-from powertrain.run.folder import RunFolder, is_being_written
+from powertrain.run.folder import RunFolder, locked
 from powertrain.web.chat_pages import base_of, model_of
-from powertrain.web.places import child, children
+from powertrain.web.places import NotThere, child, children
 from powertrain.web.site import Site, fields, shown, site_of
 
-FORMATS = {"merged": "one Hugging Face folder, adapters added in", "adapter": "PEFT files, for use beside the base",
-           "gguf": "one file, for llama.cpp"}
-DTYPES = ("", "float32", "bfloat16", "float16", "q8_0")
+PLAIN_DTYPES = ("float32", "bfloat16", "float16")
+FORMATS = {"merged": ("a Hugging Face folder, with the adapters added in", PLAIN_DTYPES),
+           "adapter": ("PEFT files, for use beside the base", ()),
+           "gguf": ("one file for llama.cpp, from the families that powertrain computes itself", (*PLAIN_DTYPES, "q8_0"))}
+EXACT = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "q8_0": "q8_0, 8 bits, for gguf only"}
 
 
 def show(request: Request) -> Response:
-    site = site_of(request)
-    runs = [(f"runs/{run.name}", memory(_size(run / "model"))) for run in children(site.places.runs, ("model",))]
-    exports = [(f"exports/{one.name}", memory(_size(one))) for one in children(_exports(site), _any(_exports(site)))]
-    return shown(request, "models.html", title="Models", runs=runs[::-1], exports=exports, formats=FORMATS, dtypes=DTYPES)
+    site, places = site_of(request), site_of(request).places
+    runs = [(f"runs/{run.name}", _has_adapter(run / "model"), memory(_size(run / "model")))
+            for run in children(places.runs, ("model",))]
+    exports = [(f"exports/{one.name}", memory(_size(one)), any(one.glob("*.gguf"))) for one in children(places.exports)]
+    return shown(request, "models.html", title="Models", runs=runs[::-1], exports=exports, formats=FORMATS, dtypes=EXACT,
+                 token=site.has_hub_token)
 
 
-def _exports(site: Site) -> Path:
-    return site.places.root / "exports"
-
-
-def _any(folder: Path) -> list[str]:
-    """Return the names of what lies in the folders of a folder."""
-    return sorted({name for _, _, names in os.walk(folder) for name in names})
+def _has_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file()
 
 
 def _size(folder: Path) -> int:
-    return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder)) if folder.is_dir() else 0
+    total = 0
+    with contextlib.suppress(OSError):       # it is being written, or deleted
+        for entry in os.scandir(folder):
+            total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 async def export(request: Request) -> Response:
     """Start writing a model for other programs."""
     site, given = site_of(request), await fields(request)
-    model, to, dtype = (str(given.get(key, "")) for key in ("model", "to", "dtype"))
-    if to not in FORMATS or dtype not in DTYPES:
-        raise WrongUse(f"a model is exported as one of {', '.join(FORMATS)}, its numbers as one of {', '.join(DTYPES[1:])}")
-    words, _ = model_of(site.places, model)
-    output = f"exports/{Path(words).name}-{to}{'-' + dtype if dtype else ''}"
-    if (site.places.root / output).exists():
+    name, to, dtype = (str(given.get(key, "")) for key in ("model", "to", "dtype"))
+    if to not in FORMATS:
+        raise WrongUse(f"a model is exported as one of {', '.join(FORMATS)}")
+    _, dtypes = FORMATS[to]
+    if dtype and dtype not in dtypes:
+        raise WrongUse(f"{dtype[:20]} is not possible for {to}; use {', '.join(dtypes)}, or leave it open" if dtypes else
+                       "an adapter keeps the numbers in which it was trained; leave them open")
+    model = model_of(site.places, name)
+    if to == "adapter" and not any(map(_has_adapter, (path := site.places.inside(name), path / "model"))):
+        raise WrongUse(f"{name} has no adapter: the whole model was trained; export it as merged")
+    output = f"exports/{Path(model.name).name}-{to}{'-' + dtype if dtype else ''}"
+    if os.path.lexists(site.places.root / output):
         raise WrongUse(f"{output} is there already; delete it first, or choose another format")
-    _exports(site).mkdir(exist_ok=True)
-    job = site.jobs.ask(f"Export {model} as {to}", ["export", words, "--to", to, "--output", output,
-                                                    *(["--dtype", dtype] if dtype else [])])
+    if site.places.exports.is_symlink():
+        raise WrongUse("exports/ is a link; put a folder in its place")
+    site.places.exports.mkdir(exist_ok=True)
+    job = site.jobs.ask(f"Export {name} as {to}", ["export", model.name, "--to", to, "--output", output,
+                                                   *(["--dtype", dtype] if dtype else [])])
     return JSONResponse({"go": f"/jobs/{job.id}"})
 
 
 async def evaluate(request: Request) -> Response:
-    site, model = site_of(request), str((await fields(request)).get("model", ""))
-    words, _ = model_of(site.places, model)
-    return JSONResponse({"go": f"/jobs/{site.jobs.ask(f'Evaluate {model}', ['evaluate', words]).id}"})
+    site, name = site_of(request), str((await fields(request)).get("model", ""))
+    job = site.jobs.ask(f"Evaluate {name}", ["evaluate", model_of(site.places, name).name])
+    return JSONResponse({"go": f"/jobs/{job.id}"})
 
 
 async def delete(request: Request) -> Response:
     """Delete a run or an export with all its files."""
     site, what = site_of(request), str((await fields(request)).get("what", ""))
-    folder, _, name = what.partition("/")
-    if folder not in ("runs", "exports"):
-        raise WrongUse("the page deletes runs and exports only")
-    path = child(site.places.root / folder, name, folder[:-1])
-    if folder == "runs":
-        if is_being_written(RunFolder(path)):
-            raise WrongUse(f"a process trains in {what}; stop it first")
+    path = await asyncio.to_thread(_deletable, site, what)
+    await site.talks.forget(site.places.command(path))
+    await asyncio.to_thread(_delete, path)
+    return JSONResponse({"refresh": True})
+
+
+def _deletable(site: Site, what: str) -> Path:
+    """Return the folder of a run or an export that nothing needs. Raises WrongUse."""
+    kind, _, name = what.partition("/")
+    if kind not in ("runs", "exports"):
+        raise WrongUse("the page deletes runs and exports only; delete other files in a terminal")
+    if (site.places.root / kind).is_symlink():
+        raise WrongUse(f"{kind}/ is a link, behind which the page deletes nothing; delete {name[:100]!r} in a terminal")
+    path = child(site.places.root / kind, name, kind[:-1])
+    named = re.compile(rf"(^|[/='\"]){re.escape(what)}($|[/'\"])")
+    for job in site.jobs.all():
+        if job.state != "ended" and (job.run == what or any(named.search(word) for word in job.words)):
+            raise WrongUse(f"the job {job.title!r} uses {what}; stop it first, or wait until it ends")
+    if kind == "runs":
+        if not any((path / file).exists() for file in ("recipe.yaml", "model", "checkpoints", "events.jsonl")):
+            raise NotThere(f"{what} is no run; delete it in a terminal")
         users = [run.name for run in children(site.places.runs, ("recipe.yaml",)) if run != path
                  and base_of(site.places, f"runs/{run.name}") == what]
         if users:
-            raise WrongUse(f"{what} is the base of {', '.join(users[:5])}; delete those first, or merge them by an export and "
+            raise WrongUse(f"{what} is the base of {', '.join(users[:5])}; delete those first, or export them as merged and "
                            "delete them then")
-        site.talks.forget(f"./{what}")
-    shutil.rmtree(path)
-    return JSONResponse({"refresh": True})
+    return path
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder, at once for whoever looks. Raises WrongUse for a run in which a process trains."""
+    doomed = path.with_name(f".{path.name}.{secrets.token_hex(3)}.deleted")
+    try:
+        with locked(RunFolder(path)) if path.parent.name == "runs" else contextlib.nullcontext():
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+    except OSError as error:
+        rest = doomed if doomed.exists() else path
+        raise WrongUse(f"{rest} cannot be deleted ({error.strerror or error}); delete it in a terminal") from None
 
 
 ROUTES = [Route("/models", show), Route("/models/export", export, methods=["POST"]),

@@ -1,5 +1,6 @@
 """Which files the page may read: those below named folders, by their real path, and nothing through a link."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,10 @@ class Places:
         return self.root / "studies"
 
     @property
+    def exports(self) -> Path:
+        return self.root / "exports"
+
+    @property
     def uploads(self) -> Path:
         return self.root / "uploads"
 
@@ -48,9 +53,12 @@ class Places:
 
     def inside(self, path: str) -> Path:
         """Return the real path of what a user named. Raises WrongUse where it lies outside every named folder."""
-        if "\0" in path:
-            raise WrongUse("a path has no NUL character; name a file or a folder")
-        real = Path(os.path.realpath(self.root / os.path.expanduser(path)))
+        try:
+            real = Path(os.path.realpath(self.root / os.path.expanduser(path)))
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(real)
+        except (OSError, ValueError):        # a NUL, half a character, a name of thousands of characters, a loop of links
+            raise WrongUse(f"{path[:100]!r} is no path; name a file or a folder") from None
         if not any(real.is_relative_to(os.path.realpath(one)) for one in (self.root, *self.more)):
             raise WrongUse(f"{path} is outside this page's folders ({', '.join(map(str, (self.root, *self.more)))}); start it "
                            f"with `powertrain ui --allow {real.parent}`, or copy the file here")
@@ -60,24 +68,29 @@ class Places:
         """Return a path as commands that run in `root` take it."""
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
+    def command(self, path: Path) -> str:
+        """Return a path as a command takes it that takes names too: it begins with a dot or a slash."""
+        found = self.shown(path)
+        return found if Path(found).is_absolute() else f"./{found}"
+
 
 def child(folder: Path, name: str, what: str) -> Path:
     """Return the folder `name` that lies in `folder` itself, and not behind a link. Raises NotThere."""
     path = folder / name
-    if not NAME.fullmatch(name) or path.is_symlink() or not path.is_dir():
+    if not NAME.fullmatch(name) or os.path.islink(path) or not os.path.isdir(path):      # these raise for no name
         raise NotThere(f"there is no {what} {name[:100]!r} in {folder.name}/; the list shows what is there")
     return path
 
 
-def children(folder: Path, having: Sequence[str]) -> Iterator[Path]:
-    """Yield the folders in `folder` that hold one of these files, without links."""
+def children(folder: Path, having: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield the folders in `folder` that hold one of these files, or all of them if none is named, without links."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         return
     for entry in entries:
-        if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and any(
-                os.path.lexists(os.path.join(entry.path, name)) for name in having):
+        if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and (not having or any(
+                os.path.lexists(os.path.join(entry.path, name)) for name in having)):
             yield Path(entry.path)
 
 

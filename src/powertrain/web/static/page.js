@@ -252,13 +252,13 @@ document.addEventListener("change", async (event) => {
 
 // ---------------------------------------------------------------- chat: each model answers in a column of its own
 
-function bubble(place, label, text) {
+function bubble(place, label, text, before = null) {
   const box = document.createElement("div"), name = document.createElement("strong"), words = document.createElement("span");
   box.className = "bubble";
   name.textContent = `${label}: `;
   words.textContent = text;
   box.append(name, words);
-  place.append(box);
+  place.insertBefore(box, before);
   return words;
 }
 
@@ -269,6 +269,7 @@ async function converse(column, values, signal) {
   box.setAttribute("aria-busy", "true");
   const told = (line) => {
     if (line.piece) words.textContent += line.piece;
+    if (line.notice) bubble(talk, "Note", line.notice, box);
     if (line.problem) words.textContent += `[${line.problem}]`;
     if (line.prompt) {
       const details = document.createElement("details"), summary = document.createElement("summary"), exact = document.createElement("pre");
@@ -295,12 +296,13 @@ async function converse(column, values, signal) {
 }
 
 all("form[data-chat]").forEach((form) => {
-  const stop = one("[data-stop]", form), columns = all("[data-model]");
-  let asking = null;
+  const stop = one("[data-stop]", form), columns = all("[data-model]"), anew = () => Math.random().toString(36).slice(2);
+  let asking = null, conversation = anew(), turn = 0;
   const ask = async () => {
-    const values = valuesOf(form);
+    const values = {...valuesOf(form), conversation, turn};
     if (asking || !values.message.trim()) return;
     asking = new AbortController();
+    turn += 1;
     stop.hidden = false;
     one("#message").value = "";
     await Promise.all(columns.map((column) => converse(column, values, asking.signal)));
@@ -308,14 +310,15 @@ all("form[data-chat]").forEach((form) => {
     asking = null;
   };
   form.addEventListener("submit", ask);
-  one("#message").addEventListener("keydown", (event) => { if (event.key === "Enter" && event.ctrlKey) ask(); });
+  one("#message").addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(); });
   stop.addEventListener("click", () => asking?.abort());
-  one("[data-reset]", form).addEventListener("click", async () => {
+  one("[data-reset]", form).addEventListener("click", () => {
     asking?.abort();
-    for (const column of columns) {
-      await send("/chat/reset", {model: column.dataset.model});
-      one(".talk", column).replaceChildren();
-    }
+    conversation = anew();
+    turn = 0;
+    columns.forEach((column) => one(".talk", column).replaceChildren());
+    one("#message").value ||= one("#message").defaultValue;
+    one("#message").focus();
   });
 });
 
