@@ -200,16 +200,16 @@ def test_a_model_that_does_not_fit_is_refused_with_one_that_is_loading(talks: Ta
 
 def test_the_process_ends_with_a_page_that_was_killed(root: Path) -> None:
     (root / "fake.py").write_text(FAKE)
-    page = f'''
+    page = '''
 import asyncio, os, sys
 from pathlib import Path
 from powertrain.web.chatting import Model, Talks
 async def life():
     talks = Talks(Path("."), os.environ, (sys.executable, "fake.py"))
-    async for _ in talks.ask(Model("./m"), {{"message": "hello"}}):
+    async for _ in talks.ask(Model("./m"), {"message": "hello"}):
         pass
     print(talks._warm["./m"].process.pid, flush=True)
-    async for _ in talks.ask(Model("./m"), {{"message": sys.argv[1]}}, "", 1):
+    async for _ in talks.ask(Model("./m"), {"message": sys.argv[1]}, "", 1):
         pass
     await asyncio.sleep(600)
 asyncio.run(life())

@@ -308,10 +308,15 @@ def _expected(estimate: Estimate | None, facts: Facts) -> Row:
 
 def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:
     """Return (fact, value, source) of all facts, and of software that is missing."""
+    return [*machine_rows(facts), *_model_rows(facts.model), *_data_rows(facts.data)]
+
+
+def machine_rows(facts: Facts) -> list[tuple[str, str, str]]:
+    """Return (fact, value, source) of the machine and its software."""
     where = "" if facts.hardware.basis == "measured" else " here; not known of that machine"
     software = [*((part, version, f"installed{where}") for part, version in facts.software.versions.items()),
                 *((part, "not usable", reason) for part, reason in facts.software.missing.items())]
-    return [*_hardware_rows(facts.hardware), *software, *_model_rows(facts.model), *_data_rows(facts.data)]
+    return [*_hardware_rows(facts.hardware), *software]
 
 
 def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:

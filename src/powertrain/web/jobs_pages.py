@@ -1,5 +1,7 @@
 """Pages of jobs: the queue, one job with what it prints, stopping, moving and asking again."""
 
+import re
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -8,6 +10,7 @@ from powertrain.records import WrongUse
 from powertrain.web.jobs import Job
 from powertrain.web.site import fields, shown, site_of
 
+STUDY = re.compile(r"\bstudies/(\w[\w.-]*\w)")            # as commands that measure print where they keep it
 TAIL_BYTES = 60_000          # of a job's output that its page shows
 
 
@@ -19,7 +22,10 @@ def one(request: Request) -> Response:
     """Show a job. With ?fragment, only the part that changes."""
     site = site_of(request)
     job = site.jobs.get(request.path_params["id"])
-    return shown(request, "job.html", title=job.title, job=job, output=site.jobs.output(job, TAIL_BYTES), says=outcome(job),
+    output = site.jobs.output(job, TAIL_BYTES)
+    study = next((name for name in reversed(STUDY.findall(output))
+                  if (site.places.studies / name / "evidence.json").is_file()), "")
+    return shown(request, "job.html", title=job.title, job=job, output=output, says=outcome(job), study=study,
                  has_run=bool(job.run) and (site.places.root / job.run / "recipe.yaml").is_file(),
                  has_model=bool(job.run) and (site.places.root / job.run / "model").is_dir())
 

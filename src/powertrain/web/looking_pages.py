@@ -74,16 +74,17 @@ def _of_data(found: Mapping[str, Any]) -> list[Block]:
 
 
 async def audit(request: Request) -> Response:
-    """Show what to change in a script or config. It is read, and not run."""
+    """Show what to change in a script or config, or in those of a folder. They are read, and not run."""
     site, path = site_of(request), request.query_params.get("file", "")
-    found, problem = None, ""
+    found: list[Mapping[str, Any]] = []
+    problem = ""
     if path:
         try:
-            answer = await site.asking.ask(["audit", f"./{site.places.shown(site.places.inside(path))}".replace(".//", "/")])
-            found, problem = next((line for line in answer.lines if line.get("event") == "audit"), None), answer.problem
+            answer = await site.asking.ask(["audit", site.places.command(site.places.inside(path))])
+            found, problem = [line for line in answer.lines if line.get("event") == "audit"], answer.problem
         except WrongUse as error:
             problem = str(error)
-    return shown(request, "audit.html", title="Audit", found=found, problem=problem, file=path)
+    return shown(request, "audit.html", title="Audit", audits=found, problem=problem, file=path)
 
 
 async def audit_text(request: Request) -> Response:
@@ -131,8 +132,10 @@ async def study(request: Request) -> Response:
 
 
 async def claims(request: Request) -> Response:
-    """List the speed claims of five training systems, and what this machine can decide of them."""
-    answer = await site_of(request).asking.ask(["claims", "list"])
+    """List the speed claims of five training systems, and what was measured of them on this machine."""
+    answer = await site_of(request).asking.ask(["claims", "report"])
+    if answer.problem:
+        raise WrongUse(answer.problem)
     return shown(request, "claims.html", title="Claims", claims=[line for line in answer.lines if line["event"] == "claim"],
                  budgets=BUDGETS)
 
@@ -175,10 +178,11 @@ async def measure(request: Request) -> Response:
 
 def system(request: Request) -> Response:
     site = site_of(request)
-    disks = [(name, str(path), memory(psutil.disk_usage(str(path)).free), memory(psutil.disk_usage(str(path)).total))
-             for name, path in (("runs", site.places.root), ("caches", site.cache)) if path.exists()]
+    disks = [(name, str(path), memory(disk.free), memory(disk.total)) for name, path in (
+        ("runs", site.places.root), ("caches", site.cache.parent)) if path.exists() and (disk := psutil.disk_usage(str(path)))]
     sizes = [(path.name, str(path), memory(_size(path))) for path in sorted(site.cache.parent.iterdir()) if path.is_dir()]
-    limits = (("Folder", str(site.places.root)), *(("Folder besides", str(path)) for path in site.places.more),
+    limits = (("Address", f"{request.url.scheme}://{request.url.netloc}"), ("Folder", str(site.places.root)),
+              *(("Folder besides", str(path)) for path in site.places.more),
               ("Largest upload", memory(site.most_upload_bytes)), ("Hub token", "set" if site.has_hub_token else "not set"))
     return shown(request, "system.html", title="System", limits=Table(("", ""), limits),
                  disks=Table(("for", "folder", "free", "of"), tuple(disks)),
@@ -198,10 +202,14 @@ def _size(folder: Path) -> int:
 
 async def facts(request: Request) -> Response:
     """Show what is known of machine and software, each fact with its source."""
-    answer = await site_of(request).asking.ask(["facts", "default"])
-    known = TypeAdapter(Facts).validate_python(answer.event("facts"))
-    rows = [row for row in plan_report.facts_rows(known) if len(row) == 3]
-    return shown(request, "facts.html", title="Facts", blocks=[Table(("fact", "value", "source"), tuple(rows))])
+    rows, problem = [], ""
+    try:
+        found = (await site_of(request).asking.ask(["facts", "default"])).event("facts")
+        rows = plan_report.machine_rows(TypeAdapter(Facts).validate_python(found))
+    except WrongUse as error:
+        problem = str(error)
+    return shown(request, "facts.html", title="Facts", problem=problem,
+                 blocks=[Table(("fact", "value", "source"), tuple(rows))] if rows else [])
 
 
 ROUTES = [Route("/data", data), Route("/audit", audit), Route("/audit", audit_text, methods=["POST"]),

@@ -78,7 +78,8 @@ function asked(text) {
 
 async function change(element) {
   for (const text of [element.dataset.ask, element.dataset.askAgain]) if (text && !await asked(text)) return;
-  const value = element.tagName === "FORM" ? valuesOf(element) : JSON.parse(element.dataset.send || "{}");
+  const value = element.tagName === "FORM" ? valuesOf(element) :
+    {...element.form ? valuesOf(element.form) : {}, ...JSON.parse(element.dataset.send || "{}")};
   element.setAttribute("aria-busy", "true");
   act(await send(element.dataset.post, value));
   element.removeAttribute("aria-busy");
@@ -133,9 +134,9 @@ function follow(within, scrolls = []) {
 
 const refreshAll = () => all("[data-live]").forEach(refresh);
 
-function lookAfter(part) {
-  const seconds = Number(part.dataset.every || 0);
-  if (part.dataset.live && seconds) setTimeout(() => { if (part.isConnected) refresh(part).then(() => part.isConnected && lookAfter(part)); }, seconds * 1000);
+function lookAfter(part, least = 0) {
+  const seconds = Math.max(least, Number(part.dataset.every || 0));
+  if (part.dataset.live && seconds) setTimeout(() => { if (part.isConnected) refresh(part).then(() => part.isConnected && lookAfter(part, 2)); }, seconds * 1000);
 }
 
 // ---------------------------------------------------------------- the stream
