@@ -144,6 +144,18 @@ class TestChat:
         said = [one["message"] for one in told if one["event"] == "answer"]
         assert said == ["/reset\n1 + 2?", '{"message": 3}', "{no JSON"]
 
+    def test_a_message_says_how_it_is_answered(self, here: Path, monkeypatch: Patch, capsys: Captured) -> None:
+        anew = {"message": "1 + 2?", "reset": True}
+        asked = [anew, {"message": "1 + 2?", "tokens": 2}, anew, {**anew, "tokens": 12, "temperature": 3.0, "seed": 1}, anew,
+                 {**anew, "seed": 2}, {**anew, "tokens": 0, "temperature": -1, "seed": "x"}]
+        self.chat(monkeypatch, "\n".join(map(json.dumps, asked)), as_json=True, show_prompt=True)
+        told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        first, second, third, hot, again, other, kept = (one for one in told if one["event"] == "answer")
+        assert second["prompt"].startswith(first["prompt"] + first["text"])
+        assert third["prompt"] == first["prompt"]            # nothing of what was said before
+        assert len(third["text"]) < len(first["text"])       # of two tokens, which hold from then on
+        assert hot["text"] == again["text"] != other["text"] == kept["text"]
+
 
 class TestEvaluate:
     def test_a_fine_tuned_runs_own_figure_comes_out_again(self, here: Path, capsys: Captured) -> None:

@@ -180,10 +180,7 @@ def test_weights_that_were_written_anew_are_read_anew(talks: Talks, root: Path) 
 
 
 def test_a_model_that_does_not_fit_is_refused_with_one_that_is_loading(talks: Talks, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Free:
-        available = 10 * 2**30
-
-    monkeypatch.setattr(psutil, "virtual_memory", Free)
+    monkeypatch.setattr(chatting, "usable_memory", lambda: (16 * 2**30, 10 * 2**30, "a control group"))
     half, half_too = (Model(name, size_bytes=3 * 2**30) for name in ("half", "half too"))
 
     async def do() -> None:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from powertrain.machine import usable_memory
 from powertrain.records import WrongUse
 from powertrain.report.words import memory
 
@@ -139,7 +138,7 @@ class Talks:
                 raise WrongUse(f"{MOST_WARM} models answer already; wait for one of them")
             await self._warm.pop(min(idle, key=lambda name: idle[name])).end()
         # what is being loaded is not in use yet
-        free = psutil.virtual_memory().available - sum(other.model.memory_bytes for other in self._warm.values()
+        free = usable_memory()[1] - sum(other.model.memory_bytes for other in self._warm.values()
                                                        if not other.is_loaded)
         if model.memory_bytes > free:
             raise WrongUse(f"this model needs about {memory(model.memory_bytes)}, and {memory(max(0, free))} are free; stop "
