@@ -125,7 +125,7 @@ def test_what_the_tokenizer_cannot_encode_is_one_bad_row(tmp_path):
 
 def test_rewritten_history_is_noted(folders):
     row, = encoder_for(folders["forgetful"]).encode([conversation("a", "b", "c", "d")])
-    assert row.only_last
+    assert row.rewritten
     assert len(row.examples[0].trained) == 1
 
 

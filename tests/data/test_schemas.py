@@ -288,11 +288,6 @@ def test_a_row_that_is_no_conversation_is_bad(fields, reason):
     assert badness(schema, fields).startswith(reason)
 
 
-def test_a_turn_of_tool_calls_alone_is_bad_and_says_so():
-    calls = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
-    assert badness(find({"messages": TURNS})[0], {"messages": [TURNS[1], calls]}).endswith("tool calls are not read")
-
-
 @pytest.mark.parametrize("roles", [("user", "assistant"), ("system", "user", "assistant", "user"),
                                    ("user", "assistant", "tool", "tool", "assistant", "user", "assistant")])
 def test_turns_that_alternate_are_read(roles):

@@ -66,9 +66,9 @@ def test_a_header_that_add_generation_prompt_does_not_write_is_not_trained(tmp_p
 def test_a_template_that_rewrites_earlier_turns_trains_the_last_one_and_says_so(tmp_path):
     template = template_of(chat_folder(tmp_path / "forgetful", FORGETFUL), None)
     marked = template.marked(TWICE, "assistant")
-    assert marked.only_last
+    assert marked.rewritten
     assert trained(template, TWICE) == ["<think></think>four<|im_end|>"]
-    assert not template.marked(ASKED, "assistant").only_last
+    assert not template.marked(ASKED, "assistant").rewritten
 
 
 def test_generation_marks_decide_and_the_end_of_the_turn_is_trained_though_they_leave_it_out(tmp_path):

@@ -173,7 +173,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Problem:
-    kind: str                                # "bad", "untrained", "cut", "dropped", "boundary", "only_last"
+    kind: str                                # "bad", "untrained", "cut", "dropped", "boundary", "rewritten"
     origin: str
     reason: str
 

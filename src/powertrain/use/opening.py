@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
+from powertrain.data.examples.templates import ChatTemplate, Tools, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.rows.row import Message
 from powertrain.data.table_tokenizers import marked_kind, utf8
@@ -105,9 +105,9 @@ class OpenedModel:
     @cached_property
     def turn_stops(self) -> frozenset[int]:
         """Return the tokens that end a turn of the assistant."""
-        end = self.template.turn_end()
-        token = None if end is None else self.chat_tokenizer.library.token_to_id(end)
-        return self.stops if token is None else self.stops | {int(token)}
+        ends = (self.template.turn_end(), self.template.call_end())
+        tokens = [self.chat_tokenizer.library.token_to_id(end) for end in ends if end is not None]
+        return self.stops | {int(token) for token in tokens if token is not None}
 
     @property
     def stored_dtype(self) -> str:
@@ -125,9 +125,9 @@ class OpenedModel:
         before = () if before and tuple(ids[:len(before)]) == before else before
         return [*before, *ids, *behind] if self.task == "seq2seq" else [*before, *ids]
 
-    def conversation_ids(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
+    def conversation_ids(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[str, list[int]]:
         """Return the exact text that asks the assistant for its next turn, and its tokens."""
-        text = self.template.render(messages, add_generation_prompt=True)
+        text = self.template.render(messages, add_generation_prompt=True, tools=tools)
         utf8(text)                           # refuses what is no character, as a terminal may send it
         return text, list(self.chat_tokenizer.library.encode(text, add_special_tokens=False).ids)
 

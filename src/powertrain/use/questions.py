@@ -134,13 +134,23 @@ def _references(spans: Schema | None, row: Row) -> tuple[str, ...] | None:
 def _question(opened: OpenedModel, sample: Sample, references: tuple[str, ...] | None) -> Question:
     if isinstance(sample, Conversation):
         last = max(number for number, message in enumerate(sample.messages) if message.role == "assistant")
-        _, ids = opened.conversation_ids(sample.messages[:last])
+        prompt, ids = opened.conversation_ids(sample.messages[:last], sample.tools)
         asked = sample.messages[last - 1].content if last else ""
-        return Question(asked, references or (sample.messages[last].content,), tuple(ids))
+        right = _written_calls(opened, sample, last, prompt) if sample.messages[last].tool_calls else \
+            sample.messages[last].content
+        return Question(asked, references or (right,), tuple(ids))
     if isinstance(sample, Pair):
         return Question(sample.source, references or (sample.target,), tuple(opened.prompt_ids(sample.source)))
     assert isinstance(sample, Span), type(sample)
     return Question(sample.question, sample.answers, windows=tuple(windows_of(opened, sample)), context=sample.context)
+
+
+def _written_calls(opened: OpenedModel, sample: Conversation, last: int, prompt: str) -> str:
+    """Return a turn of calls as the model has to write it behind `prompt`, without its special tokens."""
+    text = opened.template.render(sample.messages[:last + 1], tools=sample.tools)
+    library = opened.chat_tokenizer.library
+    ids = library.encode(text.removeprefix(prompt), add_special_tokens=False).ids
+    return str(library.decode(ids, skip_special_tokens=True)).strip()
 
 
 def windows_of(opened: OpenedModel, sample: Span) -> list[Window]:

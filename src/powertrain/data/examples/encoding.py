@@ -57,7 +57,7 @@ class EncodedRow:
     lost: int = 0                            # tokens that were cut off its end
     untrained_end: int = 0                   # tokens behind the last trained one, left out because nothing learns from them
     boundary: bool = False                   # its prompt, tokenised alone, has other tokens than in front of the answer
-    only_last: bool = False                  # the template rewrites earlier turns: only the last one is trained
+    rewritten: bool = False                  # the template rewrites some earlier turns, which are not trained
 
 
 def prompt_of(sample: Sample) -> str:
@@ -100,7 +100,7 @@ class ConversationEncoder(Encoder):
         assert self.template is not None
         for number, sample in enumerate(samples):
             try:
-                marked[number] = self.template.marked(sample.messages, self.train_on)
+                marked[number] = self.template.marked(sample.messages, self.train_on, sample.tools)
             except BadRow as error:
                 rows[number].refused, rows[number].reason = "bad", str(error)
         ends: list[tuple[EncodedRow, str, Ids]] = []
@@ -109,7 +109,7 @@ class ConversationEncoder(Encoder):
             if isinstance(found, str):
                 row.refused, row.reason = "bad", found
                 continue
-            row.only_last = one.only_last
+            row.rewritten = one.rewritten
             if self.train_on != "all":
                 ends += [(row, *_prompt_end(found, start[0], place[0]))
                          for start, place in zip(places, one.trained, strict=True)]

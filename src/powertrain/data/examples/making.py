@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 READ_WHOLE_BYTES = 64 << 20
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
-FORMAT = 2                                   # of a part, and of all that decides its content
+FORMAT = 3                                   # of a part, and of all that decides its content
 ROWS_LOOKED_AT = 64                          # to find out what they mean
 PIECE_ROWS = 64                              # of a source whose files cannot be cut, which machines share row by row
 

@@ -217,8 +217,8 @@ class PartWriter:
             self.problem("cut", origin, f"{row.tokens} tokens, of which the last {row.lost} are cut off")
         if row.boundary:
             self.problem("boundary", origin, "its prompt alone has other tokens than before the answer")
-        if row.only_last:
-            self.problem("only_last", origin, "the chat template rewrites earlier turns, so only the last one is trained")
+        if row.rewritten:
+            self.problem("rewritten", origin, "the chat template rewrites earlier turns, and these are not trained")
 
     def _write(self, name: str, values: Sequence[Sequence[Any] | npt.NDArray[Any] | None],
                dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
@@ -277,6 +277,11 @@ class Progress:
             self._tell(Tokenising(source=self.source, rows=count, rows_per_s=count / (now - self.began)))
 
 
+def is_plain(sample: Conversation) -> bool:
+    """Return whether a conversation has nothing but roles and contents."""
+    return not sample.tools and all(message.is_plain for message in sample.messages)
+
+
 def digest64(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
@@ -293,5 +298,5 @@ def _samples(rows: Iterable[Row | Rejected], schema: Schema) -> Iterator[Read | 
             continue
         # the whole content, so that equal samples have equal digests; repr of a Conversation itself would be slower
         content = repr([(message.role, message.content) for message in sample.messages]
-                       if isinstance(sample, Conversation) else sample)
+                       if isinstance(sample, Conversation) and is_plain(sample) else sample)
         yield Read(sample, row.origin, len(content), digest64(content))

@@ -19,11 +19,15 @@ MARK, MARKS = "\ue000{}\ue001", re.compile("\ue000(\\d+)\ue001")         # of pr
 HARMLESS = ("Template", "Output", "TemplateData", "For", "If", "CondExpr", "Compare", "Operand", "Const", "Name", "Getitem",
             "Getattr", "Add", "Concat", "And", "Or", "Not", "Filter", "Test")
 FILTERS = ("capitalize", "upper", "lower", "title", "trim")
+TOOLS, CALLS = "tools", "tool_calls"         # conversations that have any are rendered by transformers
 PLACES = ("first", "last", "index", "index0", "revindex", "revindex0", "length")      # of a loop: the rest gives messages
 
 
 def writes_contents_only(template: str) -> bool:
-    """Return whether a content is written as it is, and decides nothing, wherever a Jinja template reads one."""
+    """Return whether a content is written as it is, and decides nothing, wherever a Jinja template reads one.
+
+    Looked at is what the template does with conversations that have neither tools nor calls of tools.
+    """
     from jinja2 import TemplateError, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -43,7 +47,7 @@ def plainly_rendered(template: str, messages: Sequence[Message], given: Mapping[
     Importing transformers takes half a second, and most runs need it for nothing else.
     """
     return _compiled(template).render(messages=[{"role": message.role, "content": message.content} for message in messages],
-                                      **given)
+                                      tools=None, documents=None, **given)
 
 
 @lru_cache(maxsize=8)
@@ -66,6 +70,8 @@ def _is_harmless(node: Node, names: Set[str], *, written: bool) -> bool:
         over_messages = isinstance(node.target, nodes.Name) and getattr(node.iter, "name", None) == MESSAGES
         return (over_messages and node.test is None and not node.recursive
                 and all(_is_harmless(inner, names, written=False) for inner in (*node.body, *node.else_)))
+    if isinstance(node, nodes.If) and _asks_for_tools(node.test, names):
+        return all(_is_harmless(inner, names, written=False) for inner in (*node.elif_, *node.else_))
     if isinstance(node, nodes.Getitem | nodes.Getattr):
         key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
         if _is_message(node.node, names):
@@ -78,6 +84,17 @@ def _is_harmless(node: Node, names: Set[str], *, written: bool) -> bool:
         return False
     goes_on = isinstance(node, nodes.Output) or (written and isinstance(node, nodes.Add | nodes.Concat))
     return all(_is_harmless(inner, names, written=goes_on) for inner in node.iter_child_nodes())
+
+
+def _asks_for_tools(test: Node, names: Set[str]) -> bool:
+    """Return whether a test is `tools` or `message.tool_calls` alone, which a conversation without tools does not pass."""
+    from jinja2 import nodes
+
+    if isinstance(test, nodes.Name):
+        return test.name == TOOLS
+    if isinstance(test, nodes.Getitem | nodes.Getattr) and _is_message(test.node, names):
+        return (test.attr if isinstance(test, nodes.Getattr) else getattr(test.arg, "value", None)) == CALLS
+    return False
 
 
 def _is_message(node: Node, names: Set[str]) -> bool:

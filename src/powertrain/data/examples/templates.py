@@ -8,6 +8,9 @@ Most templates write a message's words as they are and decide everything else by
 whether a template does so: contents may only be written, alone or in a sum of texts. Then two conversations with the same roles
 differ in nothing but their contents. The fixed texts between the contents are found once for each order of roles, by rendering
 marks in place of the contents, and further conversations are written without Jinja.
+
+Conversations with tools are rendered by transformers' sandbox. A template that leaves out tools, or calls of tools, is refused
+for rows that have some: the model would learn answers whose reason it cannot see, or lose what it has to learn.
 """
 
 from __future__ import annotations
@@ -15,48 +18,42 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from powertrain.data.examples.shapes import MARK, MARKS, plainly_rendered, writes_contents_only
+from powertrain.data.examples.shipped import SHIPPED
 from powertrain.data.examples.tokenizer import ExampleTokenizer, Place
 from powertrain.data.examples.trial import MOST_BYTES, TRIAL_S, ends
-from powertrain.data.rows.row import BadRow, Message
+from powertrain.data.rows.row import BadRow, Message, ToolCall
 from powertrain.data.tokenizers import CONFIG, TEMPLATE_FILE
 from powertrain.records import WrongUse
 from powertrain.records.errors import first_line
 from powertrain.records.json_files import read_json
 
 MOST_SHAPES = 10_000         # orders of roles that are remembered
+TOOL_CURE = "use the template of a model that calls tools, with data.chat_template=FILE, or data.chat_template=plain"
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 QUESTION = [Message("user", "x")]            # any conversation without an answer
 # of a trial: enough messages that loops within loops over them take long
 TRIED = [Message("system", "x"), *[Message(role, "x") for _ in range(4) for role in ("user", "assistant")]]
+# of another trial: whether a template writes a tool, and a call of it. Mistral's templates want ids of nine letters
+TOOL = {"type": "function", "function": {"name": "zqtool", "description": "x",
+                                         "parameters": {"type": "object", "properties": {}}}}
+CALLING = [*QUESTION, Message("assistant", "", (ToolCall("zqtool", {"x": "y"}, "zqtool001"),), is_null=True)]
 LONGEST_TEMPLATE_CHARS = 1 << 20             # the longest that are known have some 20,000
-
-# expressions, not template text: what stands between Jinja's blocks would lose its line ends
-SHIPPED: Mapping[str, str] = {
-    "plain": "{% for message in messages %}"
-             "{{ '### ' + (message['role'] | capitalize) + ':\\n' + message['content'] }}"
-             "{{ (eos_token if message['role'] == 'assistant' else '') + '\\n\\n' }}"
-             "{% endfor %}{{ '### Assistant:\\n' if add_generation_prompt else '' }}",
-    "chatml": "{% for message in messages %}"
-              "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-              "{% endfor %}{{ '<|im_start|>assistant\\n' if add_generation_prompt else '' }}",
-    "raw": "{% for message in messages %}"
-           "{{ message['content'] + (eos_token if message['role'] == 'assistant' else '') }}{% endfor %}",
-}
+Tools = Sequence[Mapping[str, Any]]
 
 
 class Marked(NamedTuple):
     text: str
     trained: list[Place]
-    only_last: bool                          # the template rewrites earlier turns: only the last one is trained
+    rewritten: bool                          # the template rewrites some earlier turns, which are not trained
 
 
 Shape = list[str | int]                      # text, number of a message, text, ..., text
@@ -71,23 +68,65 @@ class ChatTemplate:
     tokens: Mapping[str, str] = field(default_factory=dict)      # bos_token, eos_token, ...: what it may write
     special: tuple[str, ...] = ()            # tokens that may end a turn
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False, tools: Tools = ()) -> str:
         """Return the conversation as the model reads it. Raises BadRow with the template's reason if it refuses."""
-        if not self.has_shapes:
-            return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
+        if not self._has_shape(messages, tools):
+            return self._rendered(messages, tools, add_generation_prompt=add_generation_prompt)[0]
         return "".join(_filled(self._shape([message.role for message in messages], add_generation_prompt), messages))
 
-    def marked(self, messages: Sequence[Message], train_on: str) -> Marked:
+    def marked(self, messages: Sequence[Message], train_on: str, tools: Tools = ()) -> Marked:
         """Return the conversation's text, and the places of it that are trained."""
         if train_on == "all":
-            text = self.render(messages)
+            text = self.render(messages, tools=tools)
             return Marked(text, [(0, len(text))], False)
-        if self.has_shapes and self._asks and (found := self._by_shapes(messages)) is not None:
+        has_shape = self._has_shape(messages, tools)
+        if has_shape and self._asks and (found := self._by_shapes(messages)) is not None:
             return found
         if GENERATION.search(self.text):
-            text, places = self._rendered(messages, return_assistant_tokens_mask=True)
+            text, places = self._rendered(messages, tools, return_assistant_tokens_mask=True)
             return Marked(text, [(start, self._with_end(text, stop)) for start, stop in places], False)
-        return self._by_prefixes(messages)
+        return self._by_prefixes(messages, tools)
+
+    def _has_shape(self, messages: Sequence[Message], tools: Tools) -> bool:
+        """Return whether the conversation differs from others of its roles by nothing but contents.
+
+        Raises BadRow if the template would leave out tools or calls.
+        """
+        if not tools and all(message.is_plain for message in messages):
+            return self.has_shapes
+        if tools and not self._writes_tools:
+            raise BadRow(f"the chat template ({self.name}) leaves out the row's tools; {TOOL_CURE}")
+        if any(message.tool_calls for message in messages) and not self._writes_calls:
+            raise BadRow(f"the chat template ({self.name}) leaves out calls of tools; {TOOL_CURE}")
+        return False
+
+    @cached_property
+    def _writes_tools(self) -> bool:
+        if "tools" not in self.text:
+            return False
+        with suppress(BadRow):
+            return "zqtool" in self._rendered(QUESTION, [TOOL])[0]
+        return True                          # a template that refuses the trial says why for each row
+
+    @cached_property
+    def _writes_calls(self) -> bool:
+        if "tool_calls" not in self.text:
+            return False
+        with suppress(BadRow):
+            return "zqtool" in self._rendered(CALLING)[0]
+        return True
+
+    @cached_property
+    def _takes_text_arguments(self) -> bool:
+        """Return whether the template wants the arguments of a call as JSON text: it refuses objects, and not texts."""
+        found: list[bool] = []
+        for as_text in (False, True):
+            try:
+                self._rendered(CALLING, [TOOL], as_text=as_text)
+                found.append(True)
+            except BadRow:
+                found.append(False)
+        return found == [False, True]
 
     def turn_end(self) -> str | None:
         """Return the special token that this template writes behind a turn of the assistant, None if it writes none."""
@@ -98,6 +137,14 @@ class ChatTemplate:
             return None
         behind = text[text.rfind(answer) + len(answer):].strip()
         return next((token for token in self.special if behind.startswith(token)), None)
+
+    def call_end(self) -> str | None:
+        """Return the special token that this template writes behind a turn of calls (Llama 3 has one), None if it has none."""
+        try:
+            text = self.render(CALLING, tools=[TOOL]).rstrip()
+        except BadRow:
+            return None
+        return next((token for token in self.special if text.endswith(token)), None)
 
     @cached_property
     def has_shapes(self) -> bool:
@@ -150,15 +197,21 @@ class ChatTemplate:
         """Return whether add_generation_prompt makes a difference."""
         return self.attempt(QUESTION, add_generation_prompt=True) != self.attempt(QUESTION)
 
-    def _rendered(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[Place]]:
+    def _rendered(self, messages: Sequence[Message], tools: Tools = (), *, as_text: bool | None = None,
+                  **options: Any) -> tuple[str, list[Place]]:
         from transformers.utils.chat_template_utils import render_jinja_template  # 0.7 s: not before it is needed
 
-        chat = [{"role": message.role, "content": message.content} for message in messages]
+        chat = [message.plain() for message in messages]
+        calls = [call["function"] for message in chat for call in message.get("tool_calls", ())]
+        if calls and (self._takes_text_arguments if as_text is None else as_text):
+            for call in calls:
+                call["arguments"] = json.dumps(call["arguments"], ensure_ascii=False)
         given: dict[str, Any] = {**self.tokens, **options}
         places: Any
         with self._refusals():
             # declared to return a text, it returns a list of them, and a list of places for each
-            (text,), places = render_jinja_template([chat], chat_template=self.text, **given)  # type: ignore[str-unpack]
+            (text,), places = render_jinja_template(  # type: ignore[str-unpack]
+                [chat], tools=[dict(tool) for tool in tools] or None, chat_template=self.text, **given)
         return text, places[0] if places else []
 
     @contextmanager
@@ -171,46 +224,45 @@ class ChatTemplate:
         except Exception as error:
             raise BadRow(f"the chat template ({self.name}) refuses the conversation: {first_line(error)}") from error
 
-    def _by_prefixes(self, messages: Sequence[Message]) -> Marked:
-        text = self.render(messages)
+    def _by_prefixes(self, messages: Sequence[Message], tools: Tools) -> Marked:
+        text = self.render(messages, tools=tools)
         turns = [number for number, message in enumerate(messages) if message.role == "assistant"]
-        places = [self._turn(text, messages, number) for number in turns]
-        found = [place for place in places if place is not None]
-        if len(found) == len(turns):
-            return Marked(text, found, False)
-        last = self._turn(text, messages, turns[-1]) if turns[-1] == len(messages) - 1 else None
-        if last is None:
+        found = [place for number in turns if (place := self._turn(text, messages, number, tools)) is not None]
+        if not found:
             raise BadRow(f"the chat template ({self.name}) rewrites what was said before, so that the assistant's words "
                          "cannot be told from the prompt; use another with data.chat_template=FILE, or data.train_on=all")
-        return Marked(text, [last], True)
+        return Marked(text, found, len(found) < len(turns))
 
-    def _turn(self, text: str, messages: Sequence[Message], number: int) -> Place | None:
+    def _turn(self, text: str, messages: Sequence[Message], number: int, tools: Tools) -> Place | None:
         """Return where the assistant's turn `number` stands in `text`, with what ends it; None if the rendering of the
         conversation up to there is not how `text` begins."""
-        start = self._start(text, messages[:number], messages[number].content)
+        start = self._start(text, messages[:number], messages[number].content, tools)
         stop = len(text)
         if number + 1 < len(messages):
-            so_far = self.attempt(messages[:number + 1])
+            so_far = self.attempt(messages[:number + 1], tools=tools)
             stop = len(so_far) if so_far is not None and text.startswith(so_far) else -1
         return None if start is None or stop < start else (start, self._without_rest(text, start, stop))
 
-    def _start(self, text: str, before: Sequence[Message], content: str) -> int | None:
-        asked = self.attempt(before, add_generation_prompt=True) if self._asks else None
+    def _start(self, text: str, before: Sequence[Message], content: str, tools: Tools) -> int | None:
+        asked = self.attempt(before, add_generation_prompt=True, tools=tools) if self._asks else None
         if asked is not None and text.startswith(asked):
             return len(asked)
-        unasked = self.attempt(before)
+        unasked = self.attempt(before, tools=tools)
         beginning = unasked if unasked is not None else ""
         if not text.startswith(beginning) or (unasked is None and before):
             return None
+        if asked is not None and not content.strip():    # calls alone: the header of the turn is what both texts begin with
+            alike = takewhile(lambda both: both[0] == both[1], zip(asked, text, strict=False))
+            return max(len(beginning), sum(1 for _ in alike))
         # the template takes no notice of add_generation_prompt: the turn begins where the words do, unless only white
         # space is before them, which the model itself has to write
         at = text.find(content.strip(), len(beginning))
         return None if at < 0 else at if text[len(beginning):at].strip() else len(beginning)
 
-    def attempt(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str | None:
+    def attempt(self, messages: Sequence[Message], add_generation_prompt: bool = False, tools: Tools = ()) -> str | None:
         """Render as `render` does; return None where the template refuses the conversation."""
         try:
-            return self.render(messages, add_generation_prompt)
+            return self.render(messages, add_generation_prompt, tools)
         except BadRow:
             return None
 
@@ -220,7 +272,12 @@ class ChatTemplate:
         return kept if text.endswith(self.special, start, kept) else stop
 
     def _with_end(self, text: str, stop: int) -> int:
-        """Return `stop`, plus the special token that follows: a model that never learns this token never stops."""
+        """Return `stop`, plus the special token that follows: a model that never learns this token never stops.
+
+        Where a special token stands before `stop`, it is the end, and what follows begins the next turn.
+        """
+        if text.endswith(self.special, 0, stop):
+            return stop
         return stop + max((len(token) for token in self.special if text.startswith(token, stop)), default=0)
 
 
@@ -308,7 +365,8 @@ def _check(template: ChatTemplate) -> None:
                        f"{LONGEST_TEMPLATE_CHARS:,} are the most; {cure}")
     if not template.has_shapes:
         import transformers.utils.chat_template_utils  # noqa: F401 - here, and not within the time of the trial
-    if not ends(lambda: (template.attempt(TRIED), template.attempt(QUESTION, add_generation_prompt=True))):
+    if not ends(lambda: (template.attempt(TRIED), template.attempt(QUESTION, add_generation_prompt=True),
+                         template.has_shapes or template.attempt(CALLING, tools=[TOOL]))):
         raise WrongUse(f"the chat template {template.name} does not write {len(TRIED)} short messages within {TRIAL_S:g} s and "
                        f"{MOST_BYTES >> 20:,} MiB; {cure}")
     try:

@@ -5,18 +5,22 @@ order of detection, the most specific first: a row that has the columns of two f
 spellings of a turn are known, {"role", "content"} and {"from", "value"}, and so are other names of the roles.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from powertrain.data.rows.files import json_kind
-from powertrain.data.rows.row import BadRow, Conversation, Message, Pair, Sample, Span, Text
+from powertrain.data.rows.row import BadRow, Conversation, Empty, Message, Pair, Sample, Span, Text
+from powertrain.data.rows.tools import calls_of, check_calls, tools_of, undescribed
 
 MOST_TURNS = 1_000                           # of a conversation: its template is rendered up to each of them
 JOIN = "\n\n"                                # between an instruction and its input, a context and its question
 ROLE_NAMES = {"system": "system", "developer": "system", "user": "user", "human": "user", "prompter": "user",
               "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-              "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool"}
+              "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool", "tool_response": "tool",
+              "function_response": "tool", "function_call": "assistant", "tool_call": "assistant"}
+CALLS = ("function_call", "tool_call")       # roles of a turn whose text is a call
 SPELLINGS = (("role", "content"), ("from", "value"))
 # a turn -> the turns it may follow; None is the beginning, behind the system's text
 FOLLOWS: Mapping[str, tuple[str | None, ...]] = {
@@ -50,34 +54,57 @@ def turns_of(value: Any, column: str) -> list[Message]:
         value = [dict(zip(value, inner, strict=False)) for inner in zip(*value.values(), strict=False)]
     if not isinstance(value, list):
         raise BadRow(f"{column!r} is {json_kind(value)}, not a list of turns")
-    return [_message(turn, number, column) for number, turn in enumerate(value, 1)]
+    messages: list[Message] = []
+    for number, turn in enumerate(value, 1):
+        message = _message(turn, number, column)
+        if message.is_null and not message.content and messages and _is_call(turn) and messages[-1].role == "assistant":
+            before = messages.pop()          # an answer and its call, or several calls, are one turn of a template
+            message = replace(before, tool_calls=before.tool_calls + message.tool_calls)
+        messages.append(message)
+    return messages
+
+
+def _is_call(turn: Mapping[str, Any]) -> bool:
+    return _role(turn) in CALLS
+
+
+def _role(turn: Mapping[str, Any]) -> Any:
+    role = next((turn[key] for key, _ in SPELLINGS if key in turn), None)
+    return role.strip().lower() if isinstance(role, str) else role
 
 
 def _message(turn: Any, number: int, column: str) -> Message:
     if not isinstance(turn, Mapping):
         raise BadRow(f"turn {number} of {column!r} is {json_kind(turn)}, not an object with role and content")
-    role_key, content_key = next((keys for keys in SPELLINGS if keys[0] in turn), SPELLINGS[0])
-    role = turn.get(role_key)
+    content_key = next((content for role, content in SPELLINGS if role in turn), SPELLINGS[0][1])
+    role = _role(turn)
     if role is None:
         raise BadRow(f"turn {number} of {column!r} has no role; it has: {', '.join(map(str, turn)) or 'nothing'}")
-    known = ROLE_NAMES.get(role.strip().lower()) if isinstance(role, str) else None
+    known = ROLE_NAMES.get(role) if isinstance(role, str) else None
     if known is None:
         raise BadRow(f"turn {number} of {column!r} has the role {role!r}; known are {', '.join(ROLE_NAMES)}")
-    content = turn.get(content_key)
-    if content is None:
-        calls = "; tool calls are not read" if turn.get("tool_calls") else ""
-        raise BadRow(f"turn {number} of {column!r} has no {content_key}{calls}")
-    return Message(known, text_of(content, f"{content_key} of turn {number}"))
+    content, where = turn.get(content_key), f"turn {number} of {column!r}"
+    if _is_call(turn):
+        return Message("assistant", "", calls_of(content, where), is_null=True)
+    calls = calls_of(turn.get("tool_calls") or turn.get("function_call"), where) if known == "assistant" else ()
+    if content is None and not calls:
+        raise BadRow(f"{where} has no {content_key}")
+    if known == "tool" and isinstance(content, Mapping):
+        content = json.dumps(content, ensure_ascii=False)        # a result that is no text
+    text = "" if content is None else text_of(content, f"{content_key} of turn {number}")
+    named = {key: str(turn[key]) for key in ("name", "tool_call_id") if known == "tool" and turn.get(key) is not None}
+    return Message(known, text, calls, is_null=content is None, **named)
 
 
 def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def conversation(messages: Iterable[Message]) -> Conversation:
+def conversation(messages: Iterable[Message], tools: tuple[Mapping[str, Any], ...] = ()) -> Conversation:
     """Check that there is something to learn and that the turns alternate; a blank system text is left out.
 
-    Raises BadRow for an empty prompt or answer, no assistant's turn, or turns that cannot follow each other.
+    Raises BadRow for an empty prompt or answer, no assistant's turn, turns that cannot follow each other, or a call of a tool
+    that `tools` does not have.
     """
     turns = list(messages)
     if len(turns) > MOST_TURNS:
@@ -95,12 +122,14 @@ def conversation(messages: Iterable[Message]) -> Conversation:
                 f"after another {before}'s" if before == turn.role else f"after {A_TURN[before]}"
             raise BadRow(f"turn {number} is {A_TURN[turn.role]} {place}; user and assistant must alternate, "
                          "beginning with the user")
-        if is_blank(turn.content) and turn.role != "tool":
-            raise BadRow(f"empty {'answer' if turn.role == 'assistant' else 'prompt'} (turn {number})")
+        if is_blank(turn.content) and turn.role != "tool" and not turn.tool_calls:
+            raise Empty(f"empty {'answer' if turn.role == 'assistant' else 'prompt'} (turn {number})")
         before = turn.role
     if not any(turn.role == "assistant" for turn in turns):
         raise BadRow("no assistant turn: nothing to learn from")
-    return Conversation(tuple(turns))
+    check_calls(turns, tools)
+    system = turns[0].content if turns[0].role == "system" else ""
+    return Conversation(tuple(turns), undescribed(tools, system))
 
 
 def _exchange(prompt: str, answer: str) -> Conversation:
@@ -115,6 +144,8 @@ def single_exchange(found: Conversation) -> Pair:
     turns: Sequence[Message] = found.messages
     lead = [turn.content for turn in turns if turn.role == "system"]
     rest = [turn for turn in turns if turn.role != "system"]
+    if found.tools or any(turn.tool_calls for turn in rest):
+        raise BadRow("it has tools, and an encoder-decoder model learns texts only")
     if [turn.role for turn in rest] != ["user", "assistant"]:
         raise SeveralTurns(f"{len(rest)} turns, and an encoder-decoder model learns from one user's and one assistant's")
     return Pair(JOIN.join([*lead, rest[0].content]), rest[1].content)
@@ -131,13 +162,13 @@ SUMMARISE = "Summarise the following text."  # a user's words to a decoder, befo
 @dataclass(frozen=True)
 class Column:
     name: str
-    holds: Literal["text", "turns", "text or turns", "answers"] = "text"
+    holds: Literal["text", "turns", "text or turns", "answers", "tools", "calls"] = "text"
     also: tuple[str, ...] = ()               # its names in other data sets
     optional: bool = False
 
     def fits(self, value: Any) -> bool:
         """Return whether a value looks like one of this column; its content is checked when it is read."""
-        if self.holds == "answers":
+        if self.holds in ("answers", "tools", "calls"):
             return isinstance(value, str | list | Mapping)
         return (isinstance(value, str) and self.holds != "turns") or (self.holds != "text" and _are_turns(value))
 
@@ -170,18 +201,23 @@ class Format:
         messages: list[Message] = []
         for role, *names in self.turns:
             there = [name for name in names if name in values]
-            if there and (holds[there[0]] == "turns" or (holds[there[0]] != "text" and not isinstance(values[there[0]], str))):
-                messages += turns_of(values[there[0]], there[0])
-            elif there:
+            if not there:
+                continue
+            kind, value = holds[there[0]], values[there[0]]
+            if kind == "calls":
+                messages.append(Message(role, "", calls_of(value, there[0]), is_null=True))
+            elif kind == "turns" or (kind != "text" and not isinstance(value, str)):
+                messages += turns_of(value, there[0])
+            else:
                 texts = [text_of(values[name], name) for name in there]
                 messages.append(Message(role, JOIN.join(text for text in texts if not is_blank(text))))
-        return conversation(messages)
+        return conversation(messages, tools_of(values["tools"], "tools") if "tools" in values else ())
 
 
 def _text(values: Values, column: str) -> str:
     text = text_of(values[column], column)
     if is_blank(text):
-        raise BadRow(f"empty {column}")
+        raise Empty(f"empty {column}")
     return text
 
 
@@ -191,13 +227,13 @@ def _text(values: Values, column: str) -> str:
 def _span(values: Values, *, as_prompt: bool) -> Span | Conversation:
     question, context = text_of(values["question"], "question"), text_of(values["context"], "context")
     if is_blank(question) or is_blank(context):
-        raise BadRow(f"empty {'question' if is_blank(question) else 'context'}")
+        raise Empty(f"empty {'question' if is_blank(question) else 'context'}")
     answers = _answers(values["answers"])
     if not as_prompt:
         return Span(question, context, tuple(text for text, _ in answers),
                     tuple(_start(text, start, context) for text, start in answers))
     if not answers:
-        raise BadRow("empty answer: the context does not answer the question, so there is nothing to write")
+        raise Empty("empty answer: the context does not answer the question, so there is nothing to write")
     return _exchange(JOIN.join([context, question]), answers[0][0])
 
 
@@ -240,17 +276,20 @@ def _start(text: str, start: int | None, context: str) -> int:
 # ------------------------------------------------------------------------------------------------ the table
 
 SYSTEM = Column("system", optional=True)
+TOOLS = Column("tools", "tools", also=("functions",), optional=True)
 FORMATS = (
-    Format("messages", "conversation", (Column("messages", "turns"), SYSTEM), (("system", "system"), ("", "messages"))),
-    Format("sharegpt", "conversation", (Column("conversations", "turns"), SYSTEM),
+    Format("messages", "conversation", (Column("messages", "turns"), SYSTEM, TOOLS), (("system", "system"), ("", "messages"))),
+    Format("sharegpt", "conversation", (Column("conversations", "turns"), SYSTEM, TOOLS),
            (("system", "system"), ("", "conversations"))),
     Format("alpaca", "conversation", (Column("instruction"), Column("input", also=("context",), optional=True),
                                       Column("output", also=("response",)), SYSTEM),
            (("system", "system"), ("user", "instruction", "input"), ("assistant", "output"))),
+    Format("xlam", "conversation", (Column("query"), Column("answers", "calls"), Column("tools", "tools")),
+           (("user", "query"), ("assistant", "answers"))),
     Format("context_question_answers", "span", (Column("context"), Column("question"),
                                                 Column("answers", "answers", also=("answer",)))),
     Format("prompt_completion", "conversation",
-           (Column("prompt", "text or turns"), Column("completion", "text or turns", also=("response",))),
+           (Column("prompt", "text or turns"), Column("completion", "text or turns", also=("response",)), TOOLS),
            (("user", "prompt"), ("assistant", "completion"))),
     Format("question_answer", "conversation", (Column("question"), Column("answer")),
            (("user", "question"), ("assistant", "answer"))),

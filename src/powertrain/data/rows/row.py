@@ -23,6 +23,10 @@ class BadRow(ValueError):
     """A row that does not fit its format. The message is the reason, without the origin."""
 
 
+class Empty(BadRow):
+    """A row whose prompt, answer or text is empty."""
+
+
 def fault(value: Any) -> str | None:
     """Return why a value cannot be trained on in any format: NUL, or half of a surrogate pair. None if it can."""
     if isinstance(value, str):
@@ -57,9 +61,40 @@ def _text_fault(text: str) -> str | None:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool, which an assistant's turn makes."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the call as chat templates take it."""
+        given = {} if self.id is None else {"id": self.id}
+        return {**given, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True)
 class Message:
     role: str                                # "system", "user", "assistant" or "tool"
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()    # of an assistant's turn
+    name: str | None = None                  # of a tool turn: the tool that answers
+    tool_call_id: str | None = None          # and the call that it answers
+    is_null: bool = False                    # the row has null in place of an empty content, and a template may ask for that
+
+    def plain(self) -> dict[str, Any]:
+        """Return the message as chat templates take it."""
+        found: dict[str, Any] = {"role": self.role, "content": None if self.is_null else self.content}
+        if self.tool_calls:
+            found["tool_calls"] = [call.plain() for call in self.tool_calls]
+        more = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return found | {key: value for key, value in more.items() if value is not None}
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the message has nothing but its role and content."""
+        return not (self.tool_calls or self.is_null) and self.name is None and self.tool_call_id is None
 
 
 @dataclass(frozen=True)
@@ -67,6 +102,7 @@ class Conversation:
     """Turns in order: a system text or none, then user and assistant by turns; at least one is the assistant's."""
 
     messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()            # that the assistant may call, as chat templates take them
 
 
 @dataclass(frozen=True)
