@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -20,6 +21,7 @@ from powertrain.report.result import printable, quality
 from powertrain.report.words import perplexity
 
 if TYPE_CHECKING:
+    from powertrain.use.batch import Asking
     from powertrain.use.conversation import Conversation, Prompt
     from powertrain.use.generation import Sampling
     from powertrain.use.opening import OpenedModel
@@ -38,8 +40,16 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
                                                     "chat template and print only the answer.")] = False,
              system: System = None,
              show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the exact prompt first.")] = False,
+             batch: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help=(
+                 "Answer every prompt of this file: rows of JSONL with `prompt` or `messages`, or lines of text."))] = None,
+             out: Annotated[Path | None, typer.Option("--output", metavar="FILE", show_default=False, help=(
+                 "With --batch: the JSONL file of the answers. A call that was broken off goes on there."))] = None,
+             column: Annotated[str, typer.Option(help="With --batch: the column of the prompts.")] = "prompt",
+             at_once: Annotated[int, typer.Option("--batch-size", min=1, help=(
+                 "With --batch: number of answers that are computed together."))] = 8,
              base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
     """Write text with a trained model."""
+    from powertrain.use.batch import Asking
     from powertrain.use.conversation import Conversation
     from powertrain.use.generation import Sampling
     from powertrain.use.opening import open_model
@@ -47,7 +57,12 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     if system is not None and not template:
         raise WrongUse("--system belongs to a conversation; add --template to treat the prompt as a user's message")
+    if (batch is None) != (out is None) or (batch is not None and (prompt or show_prompt)):
+        raise WrongUse("a file of prompts needs both --batch FILE and --output FILE, and neither --prompt nor --show-prompt")
     opened = open_model(model, base=base, provider=provider, say=say)
+    if batch is not None and out is not None:
+        _answer_file(opened, batch, out, Asking(sampling, column, template, system, at_once), as_json=as_json)
+        return
     if template:
         asked, pieces = Conversation(opened, sampling, system).ask(prompt)
         shown = asked.text
@@ -59,6 +74,16 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
         output.print_json({"event": "sample", "prompt": shown, "text": "".join(pieces)})
         return
     write_pieces(pieces, echoed)
+
+
+def _answer_file(opened: OpenedModel, batch: Path, out: Path, asking: Asking, *, as_json: bool) -> None:
+    from powertrain.use.batch import answer_file
+
+    found = answer_file(opened, batch, out, asking, cache=cache_folder(), say=say)
+    by_itself = f"{found.stopped:,} ended by the model, {found.rows - found.stopped:,} at the most tokens"
+    output.tell({"event": "answered", "output": str(out), **to_plain(found)},
+                [("Answers", f"{found.rows:,} in {out}: {found.rows - found.before:,} now and {found.before:,} before; "
+                             f"{by_itself}")], as_json=as_json)
 
 
 def _continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> tuple[str, Iterator[str]]:
