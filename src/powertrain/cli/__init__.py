@@ -16,6 +16,7 @@ from powertrain.cli import (
     auditing,
     checkpoints,
     claiming,
+    curating,
     data,
     exporting,
     launching,
@@ -73,8 +74,9 @@ app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", 
 app.add_typer(name="checkpoints", typer_instance=group("List, check, move and delete checkpoints.", {
     "list": checkpoints.list_all, "show": checkpoints.show, "verify": checkpoints.verify, "compare": checkpoints.compare,
     "plot": checkpoints.plot, "upload": checkpoints.upload, "fetch": checkpoints.fetch, "prune": checkpoints.prune}))
-app.add_typer(name="data", typer_instance=group("Check, show and prepare data before training.", {
-    "check": data.check, "show": data.show, "prepare": data.prepare, "join": data.join}))
+app.add_typer(name="data", typer_instance=group("Check, show, clean, convert, mix and prepare data.", {
+    "check": data.check, "show": data.show, "clean": curating.clean, "convert": curating.convert, "mix": curating.mix,
+    "prepare": data.prepare, "join": data.join}))
 app.add_typer(name="claims", typer_instance=group("List and measure the speed claims of five training systems.", {
     "list": claiming.show_list, "run": claiming.run, "report": claiming.report}))
 

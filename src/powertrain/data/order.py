@@ -38,6 +38,23 @@ def draw_share(counts: Sequence[int], share: float, seed: int, most: int | None 
     return drawn or [counts.index(min(counts))]
 
 
+def draw_tokens(lengths: npt.NDArray[np.int64], wanted: float, seed: int, source: int) -> npt.NDArray[np.int64]:
+    """Return how often each example (N,) of a source is drawn, so that their tokens come as near to `wanted` as they can.
+
+    All examples are drawn equally often, and some in a seeded order once more.
+    """
+    total = int(lengths.sum())
+    whole, rest = divmod(wanted, total) if total else (0, 0)
+    times = np.full(len(lengths), int(whole), dtype=np.int64)
+    order = seeded_order(seed, SPLIT_STREAM - 1 - source, len(lengths))
+    sums = lengths[order].cumsum()
+    more = int(sums.searchsorted(rest))      # examples whose sum stays below
+    if more < len(order) and sums[more] - rest <= rest - (sums[more - 1] if more else 0):
+        more += 1                            # one more comes nearer
+    times[order[:more]] += 1
+    return times
+
+
 @lru_cache(maxsize=2)  # a step may span two epochs, and the next step asks for the same ones
 def epoch_order(seed: int, epoch: int, examples: int) -> npt.NDArray[np.int64]:
     """Return the order of `examples` in the 0-based `epoch`: (examples,) int64, read-only because it is shared."""

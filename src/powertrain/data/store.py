@@ -106,6 +106,9 @@ def _documents(data: DataRecipe, cache: Path) -> list[Document]:
     if not isinstance(data.source, str):
         raise WrongUse(f"data.source lists {len(data.source)} sources, and training from scratch reads one; name a folder or "
                        "a glob that holds them all")
+    if data.shares is not None:
+        raise WrongUse("data.shares mixes the examples of a pretrained model, and training from scratch reads one text; mix it "
+                       "beforehand: powertrain data mix FILE SOURCE=SHARE SOURCE=SHARE --tokenizer MODEL")
     tokenizers.check_tokenizer(data.tokenizer, data.vocabulary)
     return read_documents(data.source, cache=cache, text_field=data.text_field, max_chars=data.max_chars)
 

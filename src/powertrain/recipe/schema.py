@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ EPOCHS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*epochs?\s*$")
 LARGEST_NUMBER = 2**31 - 1
 LARGEST_BATCH = 2**24        # examples of a step, whose numbers are one list
 LARGEST_REAL = 1e9
+SHARES_TOLERANCE = 1e-3      # 0.333, 0.333, 0.333 are meant as thirds
 LONGEST_NAME = 100           # characters: the name is a part of a folder's
 
 Pin = Literal["on", "off"] | dict[str, Any]
@@ -79,6 +80,19 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def check_shares(shares: Sequence[float], sources: Sequence[str], name: str) -> None:
+    """Raise WrongUse unless each source has a share above 0 and all sum to 1. `name`: the key or option that gives them."""
+    if len(shares) != len(sources):
+        raise WrongUse(f"{name} has {len(shares)} numbers for {len(sources)} sources; give one for each")
+    wrong = next((share for share in shares if not 0 < share <= 1), None)
+    if wrong is not None:
+        raise WrongUse(f"{name} has {wrong:g}, and a share of the tokens is above 0 and at most 1; leave a source out to have "
+                       "nothing of it")
+    if abs(sum(shares) - 1) > SHARES_TOLERANCE:
+        asked = ", ".join(f"{share / sum(shares):.4g}" for share in shares)
+        raise WrongUse(f"{name} sum to {sum(shares):g}, and shares of the tokens sum to 1; in this proportion they are {asked}")
+
+
 class ModelRecipe(Strict):
     """A pretrained model at `path`, or without one a decoder built from scratch, whose open sizes are derived."""
 
@@ -112,6 +126,7 @@ class DataRecipe(Strict):
 
     source: Source = "stdlib"                    # file, folder, glob, hub id, or a corpus: stdlib, shakespeare, docstrings
     weights: list[Weight] | None = None          # how often an epoch sees each source's examples; default: once
+    shares: list[float] | None = None            # of an epoch's tokens, by source: an epoch has the first source once
     format: str | None = None                    # how a row is read: messages, alpaca, ...; default: found by looking
     columns: dict[str, str] = {}                 # the format's column -> the data's: {question: frage}
     split: str | None = None                     # of a hub or Arrow dataset; default: train

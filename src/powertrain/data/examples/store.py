@@ -25,10 +25,10 @@ from powertrain.data.examples.making import Reading, Work, make_part, sharded_pa
 from powertrain.data.examples.part import Part
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
-from powertrain.data.order import SPLIT_STREAM, draw_share, seeded_order
+from powertrain.data.order import SPLIT_STREAM, draw_share, draw_tokens, seeded_order
 from powertrain.data.rows.row import Message
 from powertrain.data.shards import Shard, publish_shard
-from powertrain.recipe.schema import DataRecipe
+from powertrain.recipe.schema import DataRecipe, check_shares
 from powertrain.records import WrongUse
 from powertrain.records.findings import Problem
 from powertrain.records.phases import Tell, nobody
@@ -61,6 +61,21 @@ def weighted(sources: Sequence[npt.NDArray[np.int64]], weights: Sequence[float] 
             drawn = seeded_order(seed, SPLIT_STREAM - 1 - number, len(examples))[:extra]
             parts.append(examples[np.sort(drawn)])
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def shared(shares: Sequence[float], sources: Sequence[npt.NDArray[np.int64]], lengths: npt.NDArray[np.int64],
+           seed: int) -> npt.NDArray[np.int64]:
+    """Return the examples of an epoch whose tokens are divided among the sources by `shares`; `lengths` are of all examples.
+
+    An epoch has the first source's examples once. The others give their shares beside it: some of their examples, drawn by the
+    seed, or all of them several times.
+    """
+    first = int(lengths[sources[0]].sum())
+    parts = [sources[0]]
+    for number, (share, examples) in enumerate(zip(shares[1:], sources[1:], strict=True), 1):
+        times = draw_tokens(lengths[examples], first * share / shares[0], seed, number)
+        parts += [examples[times > again] for again in range(int(times.max(initial=0)))]
+    return np.concatenate(parts)
 
 
 # ------------------------------------------------------------------------------------------------ the store
@@ -138,7 +153,7 @@ class ExampleStore:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Return rows, bad, untrained, cut, dropped, too_long, tokens_lost, untrained_end, boundary, only_last, examples, ...
+        """Return rows, bad, untrained, cut, dropped, too_long, tokens_lost, untrained_end, boundary, rewritten, examples, ...
 
         The counts are of the whole store; `longest` is the tokens of its longest row.
         """
@@ -205,6 +220,10 @@ def find_sources(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, task:
     """Return what a recipe's sources are. It needs data.max_length. Raises WrongUse if one of them cannot be used."""
     if data.weights is not None and len(data.weights) != len(data.sources):
         raise WrongUse(f"data.weights has {len(data.weights)} numbers for {len(data.sources)} sources; give one for each")
+    if data.shares is not None:
+        check_shares(data.shares, data.sources, "data.shares")
+        if data.weights is not None:
+            raise WrongUse("data.weights and data.shares both say how much an epoch has of each source; keep one of them")
     assert data.max_length is not None
     reading = Reading(data, task, cache)
     names = (*data.sources, *([data.validation_source] if data.validation_source else []))
@@ -253,14 +272,19 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     in_validation = part_of == len(sources) if validation_source else held_out(prompts, data.validation_share, seed)
     trains = [np.flatnonzero((part_of == number) & ~in_validation) for number in range(len(sources))]
     said = _said(parts, everything, template, tokenizer)
-    shared = len(np.intersect1d(prompts[in_validation], prompts[~in_validation])) if validation_source else 0
-    if shared:
-        said += (f"warning: {shared:,} prompts of {validation_source} are trained on too; `powertrain data check` names them",)
+    on_both = len(np.intersect1d(prompts[in_validation], prompts[~in_validation])) if validation_source else 0
+    if on_both:
+        said += (f"warning: {on_both:,} prompts of {validation_source} are trained on too; `powertrain data check` names them",)
     own = own_templates(tokenizer.files).get("default")
     saved = tokenizer if template is None or template.text == own else replace(tokenizer, template=template.text)
     digest = _digest(tokenizer, parts)
+    epoch = weighted(trains, data.weights, seed)
+    if data.shares is not None:
+        lengths = np.concatenate([part.lengths for part in parts])
+        epoch = shared(data.shares, trains, lengths, seed)
+        said += (_shares_said(sources, trains, lengths, epoch),)
     return ExampleStore(tuple(parts), everything, parts[0].kind, parts[0].schema, said, template, saved, digest, max_length,
-                        decoder_start, in_validation, weighted(trains, data.weights, seed))
+                        decoder_start, in_validation, epoch)
 
 
 def _digest(tokenizer: ExampleTokenizer, parts: Sequence[Part]) -> str:
@@ -304,11 +328,23 @@ def _said(parts: Sequence[Part], sources: Sequence[str], template: ChatTemplate 
     return tuple(said)
 
 
+def _shares_said(sources: Sequence[str], trains: Sequence[npt.NDArray[np.int64]], lengths: npt.NDArray[np.int64],
+                 epoch: npt.NDArray[np.int64]) -> str:
+    """Return the sentence that states the tokens of an epoch by source."""
+    times = np.bincount(epoch, minlength=len(lengths))
+    total = int(lengths[epoch].sum())
+    said = []
+    for source, examples in zip(sources, trains, strict=True):
+        tokens, whole = int((times * lengths)[examples].sum()), int(lengths[examples].sum())
+        said.append(f"{source} {tokens / total:.1%} ({tokens:,}, {tokens / max(1, whole):.2f} times its own {whole:,})")
+    return f"an epoch has {total:,} tokens: {'; '.join(said)}"
+
+
 def _left_out(counts: Mapping[str, int]) -> list[str]:
     sentences = {
         "bad": "{} rows are bad and left out", "untrained": "{} rows have no trained token and are left out",
         "dropped": "{} rows are too long and left out", "cut": "{} rows are too long and cut",
-        "only_last": "of {} conversations only the last turn is trained: the chat template rewrites earlier ones",
+        "rewritten": "of {} conversations some turns are not trained: the chat template rewrites them later",
         "boundary": "{} prompts have other tokens alone than before their answer"}
     return [sentence.format(f"{counts[name]:,} of {counts['rows']:,}") for name, sentence in sentences.items()
             if counts.get(name)]
