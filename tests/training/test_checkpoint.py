@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import builtins
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import random
 import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from safetensors.torch import save_file
 
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.checkpoints import FILES, MANIFEST, clear_leftovers, keep_only, newest_checkpoint, what_is_wrong
+from powertrain.training import stored
 from powertrain.training.checkpoint import WRITER, Save, load_checkpoint, save_checkpoint, slabs_for
 from powertrain.training.loop import State, new_state, train
 from powertrain.training.schedule import Schedule
@@ -237,6 +241,69 @@ def test_the_files_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
         content = (tmp_path / "theirs").read_bytes()
         assert (tmp_path / "ours").read_bytes() == content
         assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A file is written in pieces of two blocks."""
+    monkeypatch.setattr(stored, "WRITTEN_BYTES", 8192)
+    return 8192
+
+
+def check_written(path: Path, sizes: Iterable[int]) -> None:
+    parts = [random.Random(size).randbytes(size) for size in sizes]
+    entry, content = write_file(path, iter(parts)), b"".join(parts)
+    assert path.read_bytes() == content
+    assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1], [4095, 1], [4096], [8192], [8191, 2], [8, 0, 5, 3 * 8192, 4097],
+                                   [16384, 8192]])
+def test_files_of_any_size_are_written_whole(tmp_path: Path, small_pieces: int, sizes: list[int]) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 99_999)       # what was there is gone
+    check_written(tmp_path / "file", sizes)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no unbuffered writes")
+@pytest.mark.parametrize("refusing", ["open", "write"])
+def test_a_file_system_without_unbuffered_writes_takes_buffered_ones(
+        tmp_path: Path, small_pieces: int, monkeypatch: pytest.MonkeyPatch, refusing: str) -> None:
+    real_open, real_write, refused = os.open, os.write, []
+
+    def is_direct(flags: int) -> bool:
+        return bool(flags & os.O_DIRECT)
+
+    def opened(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if refusing == "open" and is_direct(flags):
+            refused.append(path)
+            raise OSError(errno.EINVAL, "invalid")
+        return real_open(path, flags, *more, **named)
+
+    def written(descriptor: int, data: memoryview) -> int:
+        if refusing == "write" and is_direct(fcntl.fcntl(descriptor, fcntl.F_GETFL)):
+            refused.append(descriptor)
+            raise OSError(errno.EINVAL, "invalid")
+        return real_write(descriptor, data)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "write", written)
+    check_written(tmp_path / "file", [5 * small_pieces + 7])
+    assert len(refused) == 1
+
+
+def test_a_disk_that_takes_a_part_of_a_write_gets_the_rest(
+        tmp_path: Path, small_pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real_write(descriptor, data[:max(1, len(data) // 2)]))
+    check_written(tmp_path / "file", [3 * small_pieces + 7])
+
+
+def test_a_disk_that_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
+    with pytest.raises(OSError, match="no space left"):
+        write_file(tmp_path / "file", [b"content"])
+    assert before is None or len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.fixture
