@@ -136,7 +136,7 @@ def _audits(path: Path, where: Where) -> tuple[list[Audit], list[Path]]:
 
 def _trains(subject: Subject) -> bool:
     script = subject.script
-    return bool(subject.settings or subject.unknown) or (script is not None and bool(script.training_loops))
+    return bool(subject.settings or subject.unknown) or (script is not None and script.trains)
 
 
 def _circumstances(elsewhere: bool, machine: str | None) -> Where:
