@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.checkpoints import FILES, MANIFEST, clear_leftovers, keep_only, newest_checkpoint, what_is_wrong
+from powertrain.records.priority import LOWER
 from powertrain.training import stored
 from powertrain.training.checkpoint import WRITER, Save, load_checkpoint, save_checkpoint, slabs_for
 from powertrain.training.loop import State, new_state, train
@@ -333,6 +335,25 @@ def test_what_changes_while_a_checkpoint_is_written_beside_is_not_in_it(
     load_checkpoint(save.finish(), other := new_state(make_setup(), 0.1))
     assert bytes_of(other) == before
     assert (other.step, other.trained_tokens) == counters
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="this system has no priority for each thread")
+def test_only_the_thread_that_writes_beside_the_training_has_a_lower_priority(
+        state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return write_file(path, parts)
+
+    monkeypatch.setattr("powertrain.training.checkpoint.write_file", write)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    save_checkpoint(tmp_path / "at once", state)
+    assert set(seen) == {own}
+    seen.clear()
+    Save(tmp_path, state).finish()
+    assert set(seen) == {max(own, LOWER)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 def test_a_write_beside_the_training_that_fails_is_raised_and_leaves_nothing(

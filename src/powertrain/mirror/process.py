@@ -38,6 +38,7 @@ from powertrain.records import NotDurable, events
 from powertrain.records.errors import DONE
 from powertrain.records.event_log import EventLog
 from powertrain.records.locks import got_lock
+from powertrain.records.priority import lower_process
 
 Listener = Callable[[events.Event], None]
 
@@ -201,7 +202,7 @@ def main(run: Path, trainer: int) -> int:
 
     def listener(event: events.Event) -> None:
         if isinstance(event, events.MirrorReady):        # until then the training waits for this
-            _take_what_is_left()
+            lower_process()
 
     with alone(run):
         return DONE if Uploader(run, settings, orders, listener).work() else NotDurable.exit_code
@@ -223,16 +224,6 @@ def alone(run: Path) -> Iterator[None]:
         file.flush()
         clear_leftovers(run)
         yield
-
-
-def _take_what_is_left() -> None:
-    """Run only while a core has nothing else to do, where the system knows that; else at the lowest priority."""
-    try:
-        for thread in Path("/proc/self/task").iterdir():
-            os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
-    except (AttributeError, OSError):
-        with contextlib.suppress(AttributeError, OSError):
-            os.nice(19)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from powertrain.records import WrongUse
 from powertrain.records.checkpoints import ABOUT, FILES, FORMAT, MANIFEST, PLACES, SHARDED_FORMAT, files_of, shard_name
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.records.json_files import read_json
+from powertrain.records.priority import lower_thread
 from powertrain.training.guard import Guard
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
@@ -53,8 +54,9 @@ class Save:
     """A checkpoint on its way to the disk. Every process of the run makes it, and calls its methods, after the same step.
 
     With `beside` the state is copied into host memory first, and a thread of each process writes the copy beside the training:
-    hashing, writing and syncing hold no lock that training needs. The thread exchanges nothing with other processes. It
-    publishes the checkpoint of a run of one process; several processes exchange their entries and publish in `finish`.
+    at a lower priority, and hashing, writing and syncing hold no lock that training needs. The thread exchanges nothing
+    with other processes. It publishes the checkpoint of a run of one process; several processes exchange their entries and
+    publish in `finish`.
     Raises WeightsNotFinite and OSError in all processes.
     """
 
@@ -94,12 +96,16 @@ class Save:
             self._copying[1].record()
         self._write = partial(self._write_files, files)
         if beside:
-            writer = threading.Thread(target=self._write, name=WRITER)
+            writer = threading.Thread(target=self._write_beside, args=[files], name=WRITER)
             try:
                 writer.start()
             except RuntimeError:             # no memory for its stack: `finish` writes the copy
                 return
             self._writer, self._write = writer, None     # the thread alone holds the copy, until the copy is written
+
+    def _write_beside(self, files: Files) -> None:
+        lower_thread()
+        self._write_files(files)
 
     def _write_files(self, files: Files) -> None:
         try:
