@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "powertrain"
 MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itself
-    "__init__": set(), "records": set(), "machine": set(), "shapes": set(), "recipe": {"records"},
+    "__init__": {"api", "records"}, "api": {"records", "recipe", "run", "use"},
+    "records": set(), "machine": set(), "shapes": set(), "recipe": {"records"},
     "cost": {"records", "shapes"},
     "models": {"records", "machine", "shapes"},
     "data": {"records", "machine", "shapes", "recipe"},
@@ -23,8 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "planner": {"records", "recipe", "cost", "techniques"},
     "export": {"records", "data", "models"},
     "report": {"records"},
-    "mirror": {"records"},
-    "run": {"__init__", "machine", "mirror", "records", "shapes", "recipe", "facts", "cost", "planner", "training", "data",
+    "mirror": {"records"}, "tracking": {"records"},
+    "run": {"machine", "mirror", "records", "shapes", "recipe", "facts", "cost", "planner", "training", "data",
             "models"},
     "launch": {"records", "training"},
     "use": {"records", "recipe", "facts", "planner", "training", "run", "data", "models"},
@@ -33,12 +34,12 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
                "models"},
     "diagnosis": {"records", "machine", "recipe", "facts", "cost", "planner", "training", "run", "use", "evidence", "data"},
     "audit": {"records", "shapes", "machine", "recipe", "facts", "cost", "planner", "run", "evidence", "data"},
-    "cli": {"__init__", "records", "recipe", "facts", "planner", "training", "data", "models", "report", "run", "use",
-            "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch", "mirror", "web"},
+    "cli": {"records", "recipe", "facts", "planner", "training", "data", "models", "report", "run", "use",
+            "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch", "mirror", "tracking", "web"},
     "web": {"machine", "records", "recipe", "report", "run"},
     "__main__": {"cli"},
 }
-LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 61_100
+LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 62_600
 FORBIDDEN = re.compile(r"torch\.load|pickle\.|yaml\.load\((?!text, _?Yaml)|(?<!\.)\beval\(|\bexec\(|shell=True|os\.system"
                        r"|trust_remote_code=True")
 
@@ -149,7 +150,8 @@ def test_environment_variables_are_read_in_cli_and_launch_only() -> None:
 
 
 @pytest.mark.parametrize("room_without_torch", [
-    "powertrain.records", "powertrain.machine", "powertrain.report.plan", "powertrain.report.result",
+    "powertrain.records", "powertrain.api", "powertrain.tracking.process",
+    "powertrain.machine", "powertrain.report.plan", "powertrain.report.result",
     "powertrain.cost.estimate", "powertrain.recipe", "powertrain.cli", "powertrain.mirror.process", "powertrain.web.app"])
 def test_rooms_that_need_no_torch_load_none(room_without_torch: str) -> None:
     code = f"import sys, {room_without_torch}; sys.exit('torch' in sys.modules)"

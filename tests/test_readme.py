@@ -25,7 +25,7 @@ from powertrain.records.evidence import Comparison, Interval, Parity, Study
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
-WITH_COMMANDS = ("README.md", "docs/usage.md", "docs/proof.md")      # in the order in which a reader meets them
+WITH_COMMANDS = ("README.md", "docs/usage.md", "docs/tracking.md", "docs/proof.md")  # in the order in which a reader meets them
 WITH_TABLES = ("README.md", "docs/results.md", "docs/techniques.md", "docs/claims.md", "docs/audit.md", "docs/diagnosis.md",
                "docs/ARCHITECTURE.md")
 # appended to commands that train: the same on a model that takes a second. What only plans is run as it is written

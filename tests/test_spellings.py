@@ -154,13 +154,30 @@ def test_data_is_named_as_other_trainers_name_it(text: str, expected: dict[str, 
 
 
 @pytest.mark.parametrize("key", [
-    "report_to: wandb", "wandb_project: x", "hub_model_id: x", "push_to_hub: true", "ddp_find_unused_parameters: false",
+    "wandb_project: x", "hub_model_id: x", "push_to_hub: true",
+    "ddp_find_unused_parameters: false",
     "deepspeed: ds_z2.json", "device_map: auto", "hf_token: secret",
 ])
 def test_what_a_run_on_one_machine_does_not_need_says_so(key: str, tmp_path: Path) -> None:
     resolved = tuned(tmp_path, f"{key}\n")
     assert f"{key.split(':')[0]} has no effect here: " in resolved.notes[1]
     assert "secret" not in " ".join(resolved.notes)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("report_to: wandb", ["wandb"]), ("report_to: [wandb, comet_ml, mlflow]", ["wandb", "mlflow"]), ("report_to: none", []),
+    ("use_wandb: true\nuse_mlflow: true\nuse_trackio: false", ["wandb", "mlflow"]),
+    ("wandb_log: false", []),
+])
+def test_trackers_are_named_as_other_trainers_name_them(text: str, expected: list[str], tmp_path: Path) -> None:
+    check(tmp_path, text, {"report_to": expected})
+
+
+@pytest.mark.parametrize("text", ["report_to: comet_ml", "report_to: all"])
+def test_trackers_that_are_not_here_are_named(text: str, tmp_path: Path) -> None:
+    resolved = tuned(tmp_path, f"{text}\n")
+    assert f"{text} has no effect here: there are tensorboard, wandb, mlflow, trackio" in resolved.notes[1]
+    assert resolved.recipe.report_to == []
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -177,7 +194,7 @@ def test_what_a_run_on_one_machine_does_not_need_says_so(key: str, tmp_path: Pat
     ("datasets: [{path: a, split: x}, {path: b, split: y}]", "one data.split"),
     ("plugins: [a.CutCrossEntropy]", "CutCrossEntropy"),
     ("batch_size: 4\nmicro_batch_size: 2", "same setting"), ("optim: rmsprop", "muon"), ("task: reward", "model.task"),
-    ("lora:\n  rr: 3", "did you mean lora.r?"), ("lora_bias: all", "no bias"),
+    ("report_to: wanb", "did you mean wandb?"), ("lora:\n  rr: 3", "did you mean lora.r?"), ("lora_bias: all", "no bias"),
     ("eval_strategy: epoch\neval_steps: 5", "same setting"),
     ("train_sampling_strategy: sequential", "random or group_by_length"), ("quantization_bit: 8", "base of 4 bits"),
 ])

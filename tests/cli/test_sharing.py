@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.cli.sharing import MARK, shareable
+from powertrain.records.sharing import MARK, shareable
 
 Cli = Callable[..., tuple[int, str, str]]
 PRIVATE = ("/home/ann/secret/rows.jsonl", "~/rows.jsonl", "C:\\Users\\ann\\rows.jsonl",

@@ -23,6 +23,7 @@ from powertrain.cli import (
     page,
     proving,
     reporting,
+    tracking,
     training,
     using,
 )
@@ -47,10 +48,10 @@ def exit_with(code: int | None, **_: object) -> None:
 
 
 def show_version(asked: bool) -> None:
-    from powertrain import __version__
+    from powertrain.records.version import VERSION
 
     if asked:
-        typer.echo(f"powertrain {__version__}")
+        typer.echo(f"powertrain {VERSION}")
         raise typer.Exit
 
 
@@ -64,8 +65,9 @@ app = group(
     {"train": training.train, "plan": training.plan, "facts": training.facts, "generate": using.generate,
      "chat": using.chat, "evaluate": using.evaluate, "export": exporting.export, "ablate": proving.ablate,
      "tune": proving.tune, "bench": proving.bench, "diagnose": proving.diagnose, "report": reporting.report,
-     "audit": auditing.audit, "launch": launching.launch, "monitor": watching.monitor, "ui": page.ui},
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100},
+     "audit": auditing.audit, "launch": launching.launch, "monitor": watching.monitor, "track": tracking.track,
+     "ui": page.ui},
+    pretty_exceptions_enable=False, context_settings={"max_content_width": 100},
     callback=first_options, result_callback=exit_with)
 app.command("page", hidden=True)(page.page)
 app.command("answer", hidden=True)(page.answering(app))          # asked by the page

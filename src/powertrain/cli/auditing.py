@@ -79,8 +79,8 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
 def audit_files(path: Path, *, as_json: bool = False, sarif: Path | None = None, markdown: Path | None = None, apply: bool,
                 destination: Path | None, elsewhere: bool, machine: str | None = None) -> int:
     """Audit a file, or each script and config in a folder; return the exit code, by severity."""
-    from powertrain import __version__
     from powertrain.audit.edits import read
+    from powertrain.records.version import VERSION
     from powertrain.report import audit as report
 
     if destination is not None and not apply:
@@ -100,7 +100,7 @@ def audit_files(path: Path, *, as_json: bool = False, sarif: Path | None = None,
     if markdown is not None:
         _write(markdown, "\n".join(report.markdown(found, texts) for found in audits))
     if sarif is not None:
-        log = report.sarif(audits, __version__, texts, Path.cwd())
+        log = report.sarif(audits, VERSION, texts, Path.cwd())
         _write(sarif, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
     if apply:
         _apply(audits, destination, as_json=as_json, aside=as_json or aside)

@@ -168,6 +168,6 @@ def read_run(path: Path) -> RunFiles:
 
 
 def _made() -> str:
-    from powertrain import __version__
+    from powertrain.records.version import VERSION
 
-    return f"Written by powertrain {__version__} on {datetime.datetime.now():%Y-%m-%d %H:%M}. Numbers in full: report.json."
+    return f"Written by powertrain {VERSION} on {datetime.datetime.now():%Y-%m-%d %H:%M}. Numbers in full: report.json."

@@ -18,6 +18,7 @@ import typer
 from powertrain.cli import output as screen
 from powertrain.cli.continuing import begun, existing_run, from_mirror
 from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say, tell
+from powertrain.cli.tracking import begin_following, say_missing
 from powertrain.cli.watching import Watcher, print_result
 from powertrain.launch.alerts import checked
 from powertrain.records import Hardware, RunFailed, WrongUse, to_plain
@@ -26,6 +27,7 @@ from powertrain.records.event_log import read_events
 from powertrain.records.json_files import read_json, write_json
 from powertrain.records.phases import Phase, Tell, nobody
 from powertrain.report import plan as plan_report
+from powertrain.tracking.table import check_installed
 
 if TYPE_CHECKING:
     from powertrain.launch.alerts import Alert as RunAlert
@@ -90,10 +92,12 @@ def train(words: Words = None,
             return 0
         with Watcher(as_json=as_json, quiet=quiet or not ranks.is_writer, alert=told if ranks.is_writer else None) as watcher:
             with _part(folder, prepared, ranks, watcher) as part:
+                part.beside = followers = begin_following(part, prepared.recipe.report_to if ranks.is_writer else [])
                 run(part)
             code = exit_code(part)
         if ranks.is_writer:
             print_result(part.folder.path, part.prepared, as_json=as_json)
+            say_missing(followers, part.folder.path, as_json=as_json)
         return code
 
 
@@ -247,10 +251,10 @@ def facts(words: Words = None, as_json: Json = False,
 
     Each fact is shown with its source.
     """
-    from powertrain.cli.sharing import LEFT_OUT, shareable
     from powertrain.facts import hardware
     from powertrain.facts.clusters import machine_and_software
     from powertrain.recipe import resolve_words
+    from powertrain.records.sharing import LEFT_OUT, shareable
     from powertrain.run.prepare import prepare
 
     if output is not None and output.exists() and not output.is_file():
@@ -287,6 +291,7 @@ def _resolved(words: Sequence[str], output: Path | None) -> Resolved:
     from powertrain.run.folder import check_free
 
     resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
+    check_installed(resolved.recipe.report_to)
     if resolved.recipe.output_dir:
         check_free(Path(resolved.recipe.output_dir))         # now, and not after an hour of reading
     return resolved
@@ -304,6 +309,7 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
 
     if folder is not None:
         resolved = continued(folder, [*words])
+        check_installed(resolved.recipe.report_to)
         as_begun = resolved.recipe.techniques == continued(folder, []).recipe.techniques
         if processes == 1 and as_begun:      # it may have been started by several
             resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))

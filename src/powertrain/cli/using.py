@@ -23,7 +23,6 @@ from powertrain.report.words import perplexity
 if TYPE_CHECKING:
     from powertrain.use.batch import Asking
     from powertrain.use.conversation import Conversation, Prompt
-    from powertrain.use.generation import Sampling
     from powertrain.use.opening import OpenedModel
     from powertrain.use.questions import Answers, Questions
 
@@ -50,7 +49,7 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
              base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
     """Write text with a trained model."""
     from powertrain.use.batch import Asking
-    from powertrain.use.conversation import Conversation
+    from powertrain.use.conversation import Conversation, continuation
     from powertrain.use.generation import Sampling
     from powertrain.use.opening import open_model
 
@@ -67,7 +66,7 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
         asked, pieces = Conversation(opened, sampling, system).ask(prompt)
         shown = asked.text
     else:
-        shown, pieces = _continuation(opened, prompt, sampling)
+        shown, pieces = prompt, continuation(opened, prompt, sampling)
     # an encoder-decoder answers its prompt; everything else goes on writing it
     echoed = shown if show_prompt or not (template or opened.task == "seq2seq") else ""
     if as_json:
@@ -84,17 +83,6 @@ def _answer_file(opened: OpenedModel, batch: Path, out: Path, asking: Asking, *,
     output.tell({"event": "answered", "output": str(out), **to_plain(found)},
                 [("Answers", f"{found.rows:,} in {out}: {found.rows - found.before:,} now and {found.before:,} before; "
                              f"{by_itself}")], as_json=as_json)
-
-
-def _continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> tuple[str, Iterator[str]]:
-    """Return the prompt, and the pieces of text that the model writes after it."""
-    from powertrain.use.generation import generate_ids, open_feed, stream
-
-    ids = opened.prompt_ids(prompt)
-    end = opened.tokenizer.end_of_text
-    feed, fed = open_feed(opened.model, ids or [0 if end is None else end])
-    before = ids[-1:] if opened.task == "causal" else []
-    return prompt, stream(opened.tokenizer, before, generate_ids(feed, fed, sampling), opened.stops)
 
 
 def write_pieces(pieces: Iterator[str], first: str = "") -> None:

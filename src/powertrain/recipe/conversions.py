@@ -8,6 +8,7 @@ the conversions of several keys together.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from powertrain.recipe.schema import TRACKERS
 from powertrain.recipe.vocabulary import values
 from powertrain.records import WrongUse
 
@@ -16,6 +17,7 @@ Answer = tuple[Renamed, str]                     # with a reason, or ""
 Conversion = Callable[[Any], Answer]
 Said = Mapping[str, Any]                         # the keys of one group that were set
 
+OTHER_TRACKERS = ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "neptune", "swanlab")
 TEMPLATES = ("plain", "chatml", "raw")           # the chat templates that ship
 
 
@@ -165,11 +167,22 @@ def _model(value: Any) -> Answer:
     return {"model.path" if isinstance(value, str) else "model": value}, ""
 
 
+def _trackers(value: Any) -> Answer:
+    """Return the trackers without those of transformers that are not here. A name that nobody knows is left to the schema."""
+    names = listed(value) if isinstance(value, str) else value
+    if not isinstance(names, list):
+        return {"report_to": names}, ""
+    kept = [name for name in names if name not in (*OTHER_TRACKERS, "all", "none")]
+    if names == ["none"] or kept or not names:
+        return {"report_to": kept}, ""
+    return {}, f"there are {', '.join(TRACKERS)}; name one, such as report_to: [wandb]. Every run writes events.jsonl"
+
+
 CONVERSIONS: Mapping[str, Conversion] = {        # besides those of the table of values
     "eval_epochs": _in_epochs("eval_steps"), "save_epochs": _in_epochs("save_steps"), "eval_steps": _steps("eval_steps"),
     "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "warmup": _warmup,
     "schedule_options": _schedule_options, "betas": _betas, "model": _model, "targets": _targets, "source": _source,
-    "held_out": _held_out, "template": _template, "roles": _roles, "plugins": _plugins,
+    "held_out": _held_out, "template": _template, "roles": _roles, "plugins": _plugins, "trackers": _trackers,
 }
 
 
@@ -296,7 +309,14 @@ def _interval(ours: str, per_epoch: str) -> Callable[[Said, bool], Answer]:
     return convert
 
 
+def _switched_trackers(said: Said, tunes: bool) -> Answer:
+    """Return the trackers that Axolotl and nanoGPT switch on one by one."""
+    on = [key.removeprefix("use_").removesuffix("_log") for key, value in said.items() if value]
+    return _written(said, {"report_to": on} if on else {})
+
+
 GROUPS: Mapping[str, Callable[[Said, bool], Answer]] = {
     "batch": _batch, "method": _method, "length": _length, "masking": _masking, "packing": _packing, "grouping": _grouping,
     "evaluation": _interval("eval_steps", "evals_per_epoch"), "saving": _interval("save_steps", "saves_per_epoch"),
+    "trackers": _switched_trackers,
 }

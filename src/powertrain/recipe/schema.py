@@ -64,6 +64,17 @@ def _check_save_interval(value: Any) -> Any:
         raise ValueError(f"{error}, or {AUTO}") from None
 
 
+def _check_trackers(value: Any) -> Any:
+    """Return the names of trackers as a list: one name and none are written without brackets, too."""
+    names = [] if value in (None, "", "none") else [value] if isinstance(value, str) else value
+    for name in names if isinstance(names, list) else ():
+        if name not in TRACKERS:
+            raise ValueError(f"there is no tracker {str(name)[:LONGEST_NAME]!r}{did_you_mean(str(name), TRACKERS)}; use "
+                             f"{', '.join(TRACKERS)}, or leave report_to out")
+    return list(dict.fromkeys(names)) if isinstance(names, list) else names
+
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")     # see tracking/
 OWN_TOKENIZERS = ("bpe", "char", "byte")     # made for training from scratch; a pretrained model has its own
 AUTO = "auto"                                # of save_steps: see save_every_s
 Interval = Annotated[int | str, BeforeValidator(_check_interval)]  # optimizer steps, or "5 epochs"; 0 = never
@@ -263,6 +274,8 @@ class Recipe(Strict):
     mirror_compress: Literal["text", "all", "none"] = "text"     # by zstd; weights hardly get smaller
     mirror_frees_disk: bool = False              # delete older checkpoints here once they are verified there
     logging_steps: Positive = 10
+    report_to: Annotated[list[str], BeforeValidator(_check_trackers)] = []   # trackers that follow the run: [wandb, mlflow]
+    project: Name | None = None                  # of the run in them; default: what their own variables say, else powertrain
     sample: SampleRecipe = SampleRecipe()
 
     memory_check: Annotated[Literal["on", "off"], BeforeValidator(_word_for_switch)] = "on"  # off: train what may not fit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 NAMED = 8                                    # examples, in a sentence
@@ -141,6 +141,22 @@ class DoesNotFit(RunFailed):
                "halved")
         super().__init__(f"{why}; {cures}")
         self.step, self.said, self.pass_tokens, self.updating = step, said, pass_tokens, updating
+
+
+def told_elsewhere(fields: Mapping[str, Any]) -> UserError:
+    """Return the error that another process has told: `fields` are those of `--json`, with message and exit code.
+
+    Its class is the one that `kind` names, where that is known here, else that of the exit code.
+    """
+    classes: dict[str, type[UserError]] = {
+        "not_applied": NotApplied, "not_durable": NotDurable, "loss_not_finite": LossNotFinite, "does_not_fit": DoesNotFit,
+        "gradient_not_finite": GradientNotFinite, "too_many_bad_steps": TooManyBadSteps, "weights_not_finite": WeightsNotFinite}
+    cls = classes.get(str(fields.get("kind")), WrongUse if fields.get("exit_code") == WrongUse.exit_code else RunFailed)
+    error = cls.__new__(cls)                 # without its sentence, which is told
+    UserError.__init__(error, str(fields.get("message", "")))
+    vars(error).update({name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+                        if name not in ("event", "message", "kind", "exit_code")})
+    return error
 
 
 class UnknownFact(LookupError):

@@ -31,6 +31,8 @@ from powertrain.records.phases import TimingSteps as TimingSteps
 from powertrain.records.phases import Tokenising as Tokenising
 from powertrain.records.phases import TokenisingAlone as TokenisingAlone
 from powertrain.records.sizes import memory
+from powertrain.records.tracking_events import TrackerFailed as TrackerFailed
+from powertrain.records.tracking_events import TrackerReady as TrackerReady
 
 VERSION = 2                  # of these classes; `start` and `resume` carry it. Version 1 told warnings as sentences
 

@@ -84,6 +84,8 @@ def said(event: Event) -> str | None:
         return f"step {event.step:,}: held-out loss {event.loss:.4f}{bits} ({event.tokens:,} tokens)"
     if isinstance(event, kinds.MirrorReady):
         return f"mirror {event.address}: can be written, read and cleared ({duration(event.seconds)})"
+    if isinstance(event, kinds.TrackerReady):
+        return f"{event.tracker}: {event.place}"
     if isinstance(event, kinds.UploadSkipped):
         return f"{event.name} was not uploaded: {event.newer} was there before its turn came"
     if isinstance(event, kinds.MirrorWaited):

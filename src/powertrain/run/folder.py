@@ -38,7 +38,7 @@ NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run o
 FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_every_s",
                   "save_total_limit", "on_disk_full", "mirror", "mirror_keep", "mirror_keep_every", "mirror_material",
                   "mirror_compress", "mirror_frees_disk", "eval_steps", "max_eval_samples", "sample", "memory_check",
-                  "on_nan", "max_skipped_steps", "max_rewinds")
+                  "on_nan", "max_skipped_steps", "max_rewinds", "report_to", "project")
 PATIENCE_S = 1.0             # others hold a lock for an instant when they look who has it: so long it is asked for again
 BEGINNINGS = {".lock", "stacks", "checkpoints", "facts.json", "plan.json", "origins.json"}       # all before the recipe
 

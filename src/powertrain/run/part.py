@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -91,6 +91,13 @@ class Record:
             self.flush()
 
 
+class Beside(Protocol):
+    """Processes beside the training, which it does not wait for."""
+
+    def look(self) -> Sequence[events.Event]:
+        """Return what they have to say since the last look."""
+
+
 @dataclass
 class Interrupt:
     requested: str | None = None             # name of the signal that asked the run to stop
@@ -139,6 +146,7 @@ class Part:
     stragglers: StragglerWatch = field(default_factory=StragglerWatch)
     taken: int = 0                           # steps that the plan in force has begun in this process
     rewind_from: events.UpdateSkipped | None = None      # the step after which the run has to rewind
+    beside: Beside | None = None             # followers of the run that have something to say
     began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
 
     @property
@@ -153,6 +161,11 @@ class Part:
     def emit(self, event: events.Event, *, durable: bool = False) -> None:
         """Write an event and show it; see Record."""
         self.record.emit(event, durable=durable)
+
+    def tell_beside(self) -> None:
+        """Write what the processes beside the training have to say."""
+        for event in () if self.beside is None else self.beside.look():
+            self.emit(event if event.step else replace(event, step=self.state.step))
 
     def read_steps(self) -> None:
         """Wait for the device, and write the steps since the last reading, up to one that makes the run rewind.

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import powertrain
 from powertrain import planner
 from powertrain.facts.clusters import machine_and_software
 from powertrain.facts.hardware import read_hardware, shared_by
@@ -17,6 +16,7 @@ from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved, flat
 from powertrain.records import Facts, Hardware, Plan, Software, WrongUse, to_plain
 from powertrain.records.phases import LookingAtMachine, ReadingData, Tell
+from powertrain.records.version import VERSION
 from powertrain.run.learned import read_tuned, with_speeds
 from powertrain.run.links import with_links
 from powertrain.run.material import Material, pretrained_material, scratch_material
@@ -147,7 +147,7 @@ def check_batch(recipe: Recipe, processes: int) -> None:
 
 def agreed(ranks: Ranks, prepared: Prepared) -> Prepared:
     """Return the run as the first process has prepared it. Raises WrongUse, in every process, where they have not the same."""
-    told = {"version of powertrain": powertrain.__version__,
+    told = {"version of powertrain": VERSION,
             **{f"version of {name}": version for name, version in prepared.facts.software.versions.items()},
             "data": prepared.facts.data.digest, **dict(flat(prepared.recipe.model_dump()))}
     first, *others = ranks.each(told)

@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 
-import powertrain
 from powertrain.machine import usable_memory
 from powertrain.recipe import in_steps
 from powertrain.recipe.schema import AUTO
@@ -22,6 +21,7 @@ from powertrain.records import RunFailed, events
 from powertrain.records.checkpoints import keep_only
 from powertrain.records.event_log import read_events
 from powertrain.records.timeline import last_of
+from powertrain.records.version import VERSION
 from powertrain.run.disk import FULL, no_room, refused
 from powertrain.run.fits import checkpoint_bytes
 from powertrain.run.mirroring import Mirror
@@ -132,7 +132,7 @@ def _about(part: Part) -> dict[str, Any]:
             "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "processes": part.ranks.world,
             "recipe": recipe.name, "recipe_sha256": hashlib.sha256(part.folder.recipe.read_bytes()).hexdigest(),
             "data_sha256": facts.data.digest, "parameters": facts.model.parameters, "machine": facts.hardware.name,
-            "versions": {"powertrain": powertrain.__version__, **facts.software.versions}}
+            "versions": {"powertrain": VERSION, **facts.software.versions}}
 
 
 def look(part: Part, saves: Saves) -> None:

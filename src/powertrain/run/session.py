@@ -118,6 +118,7 @@ def _between(part: Part, saves: saving.Saves, ledger: MemoryLedger | None) -> No
     prepared, recipe, state = part.prepared, part.prepared.recipe, part.state
     eval_every = in_steps(recipe.eval_steps, prepared.steps_per_epoch)
     saving.look(part, saves)
+    part.tell_beside()
     asked = part.ranks.first(part.interrupt.requested)
     last, stop = state.step == prepared.total_steps, asked is not None
     evaluating = eval_every > 0 and state.step % eval_every == 0 and not last

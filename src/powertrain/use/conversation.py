@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from powertrain.data.rows.row import BadRow, Message
 from powertrain.records import WrongUse
-from powertrain.use.generation import Feed, Sampling, generate_ids, open_feed
+from powertrain.use.generation import Feed, Sampling, generate_ids, open_feed, stream
 from powertrain.use.opening import OpenedModel
 
 ANSWER_SHARE = 4             # a quarter of the context at most is kept free for the answer
@@ -78,3 +78,11 @@ class Conversation:
             return self.opened.conversation_ids([*begun, *messages])
         except BadRow as error:
             raise WrongUse(str(error)) from error
+
+
+def continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+    """Return the pieces of text that the model writes after a prompt."""
+    ids, end = opened.prompt_ids(prompt), opened.tokenizer.end_of_text
+    feed, fed = open_feed(opened.model, ids or [0 if end is None else end])
+    before = ids[-1:] if opened.task == "causal" else []
+    return stream(opened.tokenizer, before, generate_ids(feed, fed, sampling), opened.stops)
