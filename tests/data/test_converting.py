@@ -68,6 +68,7 @@ def test_a_shape_keeps_what_is_learned_and_the_other_columns(tmp_path, rows, sha
     (TOOLS, ".jsonl", {"shape": "alpaca"}, r"rows.jsonl:1: alpaca has no place for tools; use messages or sharegpt"),
     (TOOLS, ".jsonl", {"shape": "sharegpt"}, r"rows.jsonl:1: sharegpt has no place for a tool_call_id"),
     (TOOLS, ".parquet", {}, r"rows.jsonl:[12].*column 'messages'|PARQUET cannot hold the column 'messages'"),
+    ([{"text": "t", "more": {}}], ".parquet", {}, "Parquet cannot hold these rows: Cannot write struct type 'more'"),
     ([{"messages": [*SYSTEM[0]["messages"], *SYSTEM[0]["messages"][1:]]}], ".jsonl", {"shape": "prompt_completion"},
      r"holds one question and one answer, and the row has 4 turns"),
     ([{"text": "t"}], ".jsonl", {"shape": "messages"}, "the row is a text, which has no turns"),

@@ -124,16 +124,16 @@ def _write_sheet(draft: Path, rows: Rows, delimiter: str) -> None:
 def _write_table(draft: Path, rows: Rows, ending: str) -> None:
     arrow = optional_part("pyarrow", f"writing {ending[1:].capitalize()}")
     schema = _schema(arrow, rows)
-    batches = (_batch(arrow, some, schema) for some in _some(rows()))
-    if ending == ".parquet":
-        parquet = optional_part("pyarrow.parquet", "writing Parquet")
-        with parquet.ParquetWriter(str(draft), schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        return
-    with arrow.OSFile(str(draft), "wb") as file, arrow.ipc.new_stream(file, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+    with draft.open("wb") as file:
+        try:
+            writer = optional_part("pyarrow.parquet", "writing Parquet").ParquetWriter(file, schema) if ending == ".parquet" \
+                else arrow.ipc.new_stream(file, schema)
+        except arrow.ArrowNotImplementedError as error:      # of an object without keys, as a tool without parameters has
+            raise WrongUse(f"{ending[1:].capitalize()} cannot hold these rows: {str(error).splitlines()[0].rstrip('.')}; write "
+                           "JSONL, or give rows one shape with --shape") from error
+        with writer:
+            for some in _some(rows()):
+                writer.write_batch(_batch(arrow, some, schema))
 
 
 def _some(rows: Iterator[Row]) -> Iterator[list[Row]]:
