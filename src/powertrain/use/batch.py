@@ -72,7 +72,7 @@ def answer_file(opened: OpenedModel, path: Path, out: Path, asking: Asking, *, c
     with _writing(out, _settings(opened, path, asking)) as (file, done):
         before = len(done)
         if before:
-            say(f"{before:,} of {rows:,} answers are in {out} already; the others follow")
+            say(f"{before:,} of {rows:,} answers are in {out} already{'; the others follow' if before < rows else ''}")
         shown: dict[int, Prompt] = {}
 
         def jobs() -> Iterator[Job]:
