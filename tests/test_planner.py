@@ -11,6 +11,7 @@ import pytest
 from powertrain import techniques
 from powertrain.cost.collectives import Division, collectives_of, exchanged_s, sends_of
 from powertrain.cost.estimate import estimate
+from powertrain.cost.fitting import PLANNED_SHARE
 from powertrain.facts.model import model_facts
 from powertrain.models.config import make_config
 from powertrain.models.kernels.ragged import build
@@ -295,6 +296,18 @@ def test_sharding_proposes_itself_where_a_process_cannot_hold_weights_gradients_
     assert next(r for r in short.refused if r.technique == "data_parallel").rival == "sharding"
     assert processes_of(from_json(json.loads(json.dumps(to_json(short))))) == 4
     assert next(r for r in make_plan(facts, Recipe(), 100).refused if r.technique == "sharding").cure == ("--processes 2",)
+
+
+def test_weights_that_fit_are_divided_where_a_step_beside_them_does_not_and_sums_of_gradients_are_all_that_is_exchanged(
+        gpu_facts: Callable[..., Facts]) -> None:
+    """Qwen3 8B on B200s: moments in host memory and recomputed blocks were planned, on devices that hold 1.3 times as much."""
+    model = model_facts(make_config("llama", vocabulary=512, context=256, layers=24, width=1024, heads=16)[0])
+    here = replace(gpu_facts(processes=8, devices=8), model=model)
+    standing = next(r for r in make_plan(here, Recipe(), 100).refused if r.technique == "sharding").numbers["needed_bytes"]
+    tight = replace(here, hardware=replace(here.hardware, free_memory_bytes=int(1.01 * standing / PLANNED_SHARE)))
+    step = next(step for step in make_plan(tight, Recipe(), 100).steps if step.technique.name == "sharding")
+    assert step.technique.stage == 1                               # type: ignore[attr-defined]
+    assert "a step in passes of one example needs" in step.because
 
 
 @pytest.mark.parametrize(("link", "says"), [(PeerLink(1e-6, 1e11), ""), (PeerLink(1.0, 1e6), "do not pay: use one device")])

@@ -7,9 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from powertrain.facts.clusters import machine_of
+from powertrain.records import OnMachine, Software, to_plain
+from powertrain.records.json_files import write_json
+from powertrain.report.plan import on_machine_row
 
 LOADED = ("torch", "transformers")
 RUN = f"""
@@ -126,6 +132,11 @@ def test_known_machines_are_compared_by_fit_time_and_cost(cli: Callable[..., tup
     rows = {line.split()[0]: line for line in out.splitlines()}
     assert rows["h100"].split()[1] == "yes"
     assert "with " in rows["t4"]
+    for kind, row in rows.items():
+        if row.count(" GiB") == 2 and kind in found:
+            needed, free = (float(part.split()[-1]) for part in row.split(" GiB")[:2])
+            assert ("tight" in row) is (needed > 0.8 * free), row
+    assert any("tight" in row for row in rows.values())
     assert "rates not published" in rows["m4-max"]
     assert out.index("\nh100 ") < out.index("\nrtx-4080 ")
     for prices, kind in (("h100=2 H100-80GB=3", "h100"), ("2 3", "every kind")):
@@ -150,3 +161,31 @@ def test_machines_whose_links_are_not_published_are_marked_and_stand_after_the_o
     assert '"without exchanges": the links between these devices are not published' in out
     code, out, err = cli("plan", "default", f"data={source}", "data.tokenizer=byte", *SMALL, "--machine", "all")
     assert (code, "without exchanges" in out) == (0, False)
+
+
+def test_memory_is_shown_of_a_machine_whose_time_is_not_known(cli: Callable[..., tuple[int, str, str]], source: Path) -> None:
+    code, out, err = cli("plan", "default", f"data={source}", "data.tokenizer=byte", *SMALL, "--machine", "m4-max")
+    assert code == 0, err
+    rows = {line.split(maxsplit=1)[0]: line for line in out.splitlines()}
+    assert "MiB at the peak, of 96 GiB free" in rows["Memory"]
+    assert "(mps), 96 GiB;" in rows["Machine"]       # a single device is not "each"
+
+
+def test_the_file_of_a_machine_with_several_devices_is_planned_for_as_many_as_are_asked_for(
+        cli: Callable[..., tuple[int, str, str]], source: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    words = ("default", f"data={source}", "data.tokenizer=byte", *SMALL)
+    found = replace(machine_of("4xa100", tmp_path), processes=1, basis="measured", cores=8)
+    write_json(there, {"hardware": to_plain(found), "software": to_plain(Software({"torch": "2.13.0+cu130"}, {}))})
+    code, out, err = cli("plan", *words, "--machine", str(there), "--processes", "4", "--json")
+    assert code == 0, err
+    assert json.loads(out.splitlines()[0])["facts"]["hardware"]["processes"] == 4
+    code, _, err = cli("plan", *words, "--machine", str(there), "--processes", "5")
+    assert (code, "5 processes are more than the 4 GPUs" in err) == (2, True)
+
+
+def test_a_step_that_takes_more_than_a_plan_counts_on_is_tight(tmp_path: Path) -> None:
+    hardware = machine_of("t4", tmp_path)
+    tight, roomy = (on_machine_row(OnMachine("t4", hardware, words, None, 14 << 30, is_tight=is_tight))[1]
+                    for words, is_tight in (("method=lora", True), ("", False)))
+    assert (tight, roomy) == ("with method=lora, tight", "yes")

@@ -39,10 +39,13 @@ def test_every_kind_has_published_rates_and_says_where_from(kind: str, tmp_path:
     assert NODE in found.links or NETWORK not in found.links
 
 
-@pytest.mark.parametrize(("kind", "gib"), [("h100", 79.65), ("a100", 80.0), ("h200", 140.4), ("t4", 15.0), ("mi300x", 191.98)])
+@pytest.mark.parametrize(("kind", "gib"), [("h100", 79.65), ("a100", 80.0), ("h200", 140.4), ("t4", 15.0), ("mi300x", 191.98),
+                                          ("m4-max", 96)])
 def test_memory_is_what_the_driver_shows_and_not_the_product_s_number_in_powers_of_ten(kind: str, gib: float, tmp_path: Path
                                                                                       ) -> None:
-    """Sources: thundergolfer.com/blog/nvidia-gpu-memory-capacity (nvidia-smi), ROCm/legacy-rocm-build issue 4750."""
+    """Sources: thundergolfer.com/blog/nvidia-gpu-memory-capacity (nvidia-smi), ROCm/legacy-rocm-build issue 4750; of macOS,
+    ggml-org/llama.cpp issue 3213: three quarters of the memory are the GPU's.
+    """
     assert machine_of(kind, tmp_path).memory_bytes / 2**30 == pytest.approx(gib, abs=0.01)
 
 
@@ -76,7 +79,9 @@ def test_all_is_every_kind_and_several_of_each_but_macs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"memory_bytes": "x"}, {"cores": "two"}, {"bandwidth_bytes_per_s": 0}, {"devices": 0},
                                    {"free_memory_bytes": -5}, {"peak_flops_per_s": {"bf16": "fast"}},
-                                   {"peak_flops_per_s": {"bf16": 0.0}}])
+                                   {"peak_flops_per_s": {"bf16": 0.0}}, {"memory_bytes": 10**400}, {"devices": 10**9},
+                                   {"compute_capability": [9]}, {"compute_capability": "9.0"}, {"device": "tpu"},
+                                   {"instructions": "amx"}, {"links": {"node": 3}}, {"unknown": 1}])
 def test_a_file_with_figures_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
     there = to_plain(machine_of("h100", tmp_path)) | wrong
     write_json(tmp_path / "facts.json", {"hardware": there, "software": to_plain(Software({}, {}))})
@@ -84,7 +89,14 @@ def test_a_file_with_figures_that_cannot_be_is_refused(wrong: dict[str, object],
         machine_and_software(str(tmp_path / "facts.json"), tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"hardware": {"name": 3}, "software": {}}',
+def test_a_file_with_software_of_another_form_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "facts.json", {"hardware": to_plain(machine_of("h100", tmp_path)),
+                                         "software": {"versions": 5, "missing": None}})
+    with pytest.raises(WrongUse, match="holds no facts"):
+        machine_and_software(str(tmp_path / "facts.json"), tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[[[", "", "[]", "{}", '{"hardware": {"name": 3}, "software": {}}',
                                      '{"hardware": [], "software": 4}'])
 def test_a_file_without_facts_is_refused_with_the_command_that_writes_them(content: str, tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text(content)
@@ -96,7 +108,8 @@ def test_a_file_without_facts_is_refused_with_the_command_that_writes_them(conte
 @pytest.mark.parametrize(("words", "says"), [
     ("h300", "no figures are known for h300; known kinds are b200, h200, h100"), ("8x", "is not NODESxDEVICESxKIND"),
     ("0xh100", "is not NODESxDEVICESxKIND"), ("8x8x", "is not NODESxDEVICESxKIND"), ("", "is not NODESxDEVICESxKIND"),
-    ("8xm4-max", "a Mac has one GPU"), ("all", "is for `powertrain plan`"),
+    ("8xm4-max", "a Mac has one GPU"), ("16xh100", "a DGX H100 has 8 such GPUs; use 2x8xh100"),
+    ("3x9xb200", "a DGX B200 has 8 such GPUs; use 6x8xb200"), ("all", "is for `powertrain plan`"),
     ("2x2x2xh100", "is not NODESxDEVICESxKIND"), ("999xcpu", "processes are more than the")])
 def test_what_is_no_machine_is_one_sentence_with_the_kinds(words: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match=says):

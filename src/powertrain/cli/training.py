@@ -190,7 +190,7 @@ def plan(words: Words = None, processes: Processes = 1, gpus: Gpus = None, machi
     from powertrain.facts.clusters import machines_of
 
     processes = _with_gpus(processes, gpus)
-    if machine is not None and processes > 1:
+    if machine is not None and processes > 1 and not machine.endswith(".json"):
         raise WrongUse("--machine says how many processes there are; leave --processes out")
     if machine is not None and (machines := machines_of(machine, cache_folder())):
         _print_machines(words or [], machines, _prices(prices or []), as_json=as_json)
@@ -377,6 +377,8 @@ def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
                        plan_report.run_row(recipe.model_dump(), facts.data, prepared.total_steps)])
     screen.print_rows([("Plan", *row) for row in plan_report.plan_rows(prepared.plan)], styles=("bold", "bold", "cyan"))
     screen.print_rows(plan_report.expected_rows(prepared.plan.estimate, facts.hardware, facts.model))
+    if prepared.plan.estimate is None and facts.model.provider == "native":
+        screen.print_rows([plan_report.memory_row(needed, facts.hardware)])
     screen.print_rows(plan_report.fitting_rows(needed, room, [(one.words, one.bytes, one.enough) for one in savings]))
 
 

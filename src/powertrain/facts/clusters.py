@@ -8,17 +8,22 @@ node (NVLink, PCIe) and to other nodes (its share of the node's network cards), 
 rates of products are. `cpu` is the CPU of this machine, with its measured figures.
 
 A GPU of 80 GB has 85.5e9 bytes or 85.9e9, never 80e9: `memory_mib` is what nvidia-smi or ROCm shows on such a GPU, and
-`memory_link` the page with that output. Where no page was found, memory_gb counts in powers of ten.
+`memory_link` the page with that output. Where no page was found, memory_gb counts in powers of ten. Of a Mac it is the share
+of the memory that macOS lets a GPU use, three quarters, as the page shows of another Mac. `of_a_node` is how many such GPUs
+the system has.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Mapping
 from functools import cache as cached
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+
+from pydantic import TypeAdapter
 
 from powertrain.facts.hardware import datasheet, read_hardware, shared_by
 from powertrain.facts.model import hardware_from_json
@@ -29,6 +34,8 @@ from powertrain.records.json_files import read_json
 ALL = "all"                  # the kind that stands for each of them
 FORM = re.compile(r"(?:(?P<nodes>[1-9]\d{0,5})x)?(?:(?P<devices>[1-9]\d{0,5})x)?(?P<kind>[a-z][a-z0-9-]*)")
 SHOWN = 100                  # characters of --machine that an error repeats
+MOST, MOST_BYTES = 10**6, 1 << 50            # of devices and the like, and of memory: more is damage
+DEVICES = ("cpu", "cuda", "mps")
 UNPUBLISHED_S = 0.0          # the latency of a message: it is left out, and the plan says so
 
 
@@ -57,7 +64,11 @@ def machine_of(words: str, cache: Path) -> Hardware:
         raise WrongUse(f"--machine {words}: no figures are known for {kind[:SHOWN]}; known kinds are {known}")
     if _is_mac(found) and nodes * devices > 1:
         raise WrongUse(f"--machine {words}: a Mac has one GPU, and Powertrain trains on one Mac; use {found}")
-    return _published(_rows()[found], nodes, devices)
+    row = _rows()[found]
+    if row["of_a_node"] and devices > (most := int(row["of_a_node"])):
+        raise WrongUse(f"--machine {words}: a {row['published_for']} has {most} such GPUs; use {nodes * -(-devices // most)}x"
+                       f"{most}x{found}")
+    return _published(row, nodes, devices)
 
 
 def machines_of(words: str, cache: Path) -> Mapping[str, Hardware]:
@@ -96,6 +107,8 @@ def machine_and_software(words: str, cache: Path) -> tuple[Hardware, Software]:
         raise WrongUse(f"--machine {words} is a {'folder' if S_ISDIR(mode) else 'pipe, a socket or a device'}; {writes}")
     try:
         found = read_json(path)
+        for form, data in ((Hardware, found["hardware"]), (Software, found["software"])):
+            TypeAdapter(form).validate_json(json.dumps(data), strict=True)       # its types, as fields are annotated
         return _sensible(hardware_from_json(found["hardware"])), Software(**found["software"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise WrongUse(f"--machine {words} holds no facts of this version of powertrain; {writes}") from None
@@ -103,11 +116,14 @@ def machine_and_software(words: str, cache: Path) -> tuple[Hardware, Software]:
 
 def _sensible(hardware: Hardware) -> Hardware:
     """Return the hardware of a file. Raises ValueError or TypeError where a figure cannot be one."""
-    least = {"cores": 0, "memory_bytes": 1, "free_memory_bytes": 0, "devices": 1, "nodes": 1, "processes": 1}
+    ranges = {"cores": (0, MOST), "devices": (1, MOST), "nodes": (1, MOST), "processes": (1, MOST),
+              "memory_bytes": (1, MOST_BYTES), "free_memory_bytes": (0, MOST_BYTES)}
     links = hardware.bandwidth_bytes_per_s, hardware.host_link_bytes_per_s
     rates = [*hardware.peak_flops_per_s.values(), *(rate for rate in links if rate is not None)]
-    if any(getattr(hardware, name) < low for name, low in least.items()) or not all(0 < rate < float("inf") for rate in rates):
-        raise ValueError("a figure is negative, or a rate is 0")
+    if not all(low <= getattr(hardware, name) <= high for name, (low, high) in ranges.items()):
+        raise ValueError("a figure is negative, or larger than any machine's")
+    if not all(0 < rate < float("inf") for rate in rates) or hardware.device not in DEVICES:
+        raise ValueError("a rate is 0, or the device is none of torch's that a run can use")
     return hardware
 
 
@@ -133,8 +149,14 @@ def _published(row: Mapping[str, str], nodes: int, devices: int) -> Hardware:
                     peak_flops_per_s=dict(sheet.flops_per_s), datasheet_flops_per_s=dict(sheet.flops_per_s),
                     bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s, basis="published", sources={
                         "peak_flops_per_s": rates, "bandwidth_bytes_per_s": published, "links": system,
-                        "memory_bytes": f"as a public output of nvidia-smi or ROCm shows: {row['memory_link']}"
-                        if row["memory_link"] else system})
+                        "memory_bytes": _shown(row) if row["memory_link"] else system})
+
+
+def _shown(row: Mapping[str, str]) -> str:
+    """Return what the memory of a kind is known from, where a public output shows it."""
+    by = "three quarters of the largest memory, which macOS lets a GPU use, as a public output of Metal shows of another Mac" \
+        if _is_mac(row["kind"]) else "as a public output of nvidia-smi or ROCm shows"
+    return f"{by}: {row['memory_link']}"
 
 
 def kinds() -> tuple[str, ...]:

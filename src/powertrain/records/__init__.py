@@ -115,6 +115,7 @@ class OnMachine:
     needed_bytes: int | None                 # by one of its processes
     why_not: str = ""                        # it cannot be planned there
     price_per_hour: float | None = None      # of one device
+    is_tight: bool = False                   # it needs more than a plan may count on, and no more than is free
 
     @property
     def cost(self) -> tuple[float, float] | None:

@@ -29,7 +29,7 @@ def _machine(hardware: Hardware) -> str:
     devices = f"{hardware.devices} x " if hardware.devices > 1 else ""
     name = f"{nodes}{devices}{hardware.name} ({hardware.device})"
     if not hardware.cores:                   # a machine that is not here
-        return f"{name}, {memory(hardware.memory_bytes)} each"
+        return f"{name}, {memory(hardware.memory_bytes)}{' each' if hardware.processes > 1 else ''}"
     return (f"{name}, {counted(hardware.cores, 'core')}, {memory(hardware.free_memory_bytes)} of "
             f"{memory(hardware.memory_bytes)} free")
 
@@ -107,6 +107,11 @@ def claim(effect: Effect) -> str:
         verb = "saves" if effect.peak_memory_bytes < 0 else "takes"
         text += f", {verb} {memory(abs(effect.peak_memory_bytes))}"
     return f"{text}; {effect.basis}"
+
+
+def memory_row(needed_bytes: int, hardware: Hardware) -> Row:
+    """Return the memory of a run whose time is not known."""
+    return "Memory", f"{memory(needed_bytes)} at the peak, of {memory(hardware.free_memory_bytes)} free; formulas"
 
 
 def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFacts | None = None) -> list[Row]:
@@ -196,11 +201,13 @@ def fitting_rows(needed_bytes: int, room_bytes: int, savings: Sequence[tuple[str
 # ------------------------------------------------------------------------------------------------ machines that are not here
 
 
-WITHOUT = "without exchanges"
+WITHOUT, TIGHT = "without exchanges", "tight"
 MACHINE_COLUMNS = ("Machine", "Fits", "Memory of a device", "Time", "Tokens/s", "Cost")
 FROM_PUBLISHED = ("published figures; nothing was measured there, and the software counts as what is installed here. Times are "
                   "guesses, between 60 % and 100 % of the published rates, less for small products. `powertrain plan --machine "
                   "KIND` shows one machine's plan")
+FROM_TIGHT = (f'"{TIGHT}": the tensors of a step take more of the memory than a plan counts on. Gaps between tensors, and CUDA '
+              "itself, take memory too, so the run may not fit")
 FROM_UNLINKED = (f'"{WITHOUT}": the links between these devices are not published, so time and cost leave out what the devices '
                  "exchange in each step. The run takes longer there, and these machines stand after the others")
 
@@ -208,7 +215,7 @@ FROM_UNLINKED = (f'"{WITHOUT}": the links between these devices are not publishe
 def known_from(found: Sequence[OnMachine]) -> list[str]:
     """Return what the figures of the table rest on."""
     unlinked = any(one.estimate is not None and one.estimate.leaves_out_exchanges for one in found)
-    return [FROM_PUBLISHED, *[FROM_UNLINKED] * unlinked]
+    return [FROM_PUBLISHED, *[FROM_TIGHT] * any(one.is_tight for one in found), *[FROM_UNLINKED] * unlinked]
 
 
 def _unpublished(hardware: Hardware) -> str:
@@ -223,6 +230,7 @@ def on_machine_row(one: OnMachine) -> tuple[str, ...]:
     if one.needed_bytes is None:
         return one.kind, f"no: {one.why_not}", "", "", "", ""
     fits = "no" if one.words is None else f"with {one.words}" if one.words else "yes"
+    fits += f", {TIGHT}" if one.is_tight else ""
     held = f"{memory(one.needed_bytes)} of {memory(one.hardware.memory_bytes)}"
     if one.estimate is None:
         return one.kind, fits, held, "" if one.words is None else f"{_unpublished(one.hardware)} not published", "", ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
 from powertrain.cost import weights
-from powertrain.cost.fitting import largest_micro_batch, own_bytes, total_bytes
+from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes, total_bytes
 from powertrain.cost.precision import unit_of
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
@@ -140,12 +140,12 @@ def _on_machine(prepared: Prepared, kind: str, hardware: Hardware) -> OnMachine:
         there = planned(prepared.material, hardware, read_software(hardware), None)
     except WrongUse as error:
         return OnMachine(kind, hardware, None, None, None, str(error))
-    needed, room = needed_bytes(there.facts, there.plan), room_bytes(there.facts)
+    needed, room, counted_on = needed_bytes(there.facts, there.plan), room_bytes(there.facts), planned_room_bytes(hardware)
     if there.facts.model.provider != "native" or needed <= room:
-        return OnMachine(kind, hardware, "", there.plan.estimate, needed)
+        return OnMachine(kind, hardware, "", there.plan.estimate, needed, is_tight=needed > counted_on)
     for words, facts, plan in _changes(there, planner.workload_of(there.facts, there.plan), room):
         if (smaller := needed_bytes(facts, plan)) <= room:
-            return OnMachine(kind, hardware, words, plan.estimate, smaller)
+            return OnMachine(kind, hardware, words, plan.estimate, smaller, is_tight=smaller > counted_on)
     return OnMachine(kind, hardware, None, None, needed)
 
 

@@ -102,6 +102,7 @@ def prepare(resolved: Resolved, cache: Path, tell: Tell, *, processes: int = 1, 
         software = read_software(hardware)
     else:
         hardware, software = machine_and_software(machine, cache)
+        hardware = shared_by(hardware, processes, here or processes) if processes > 1 else hardware
         check_batch(resolved.recipe, hardware.processes)
     material = material_of(resolved, software, cache, tell)
     return planned(replace(material, resolved=with_optimizer(material.resolved)), hardware, software, cache)

@@ -52,12 +52,13 @@ class Packing(Technique):
         if data.kind == "blocks":
             return cls.refuse(Why.DOES_NOT_APPLY, f"all examples have {data.block} tokens, so there is no padding")
         fitting, step_tokens = fitting_tokens(model, run.decided, hardware, data.block), data.train_batch_size * data.block
-        tokens = min(wanted_tokens(hardware), fitting)
+        # the longest example is a pass of its own in any case, so passes of fewer tokens would need as much memory
+        tokens = min(wanted_tokens(hardware), max(fitting, longest_example(data)))
         if run.least_passes > 1:             # a pass for each at least
             tokens = min(tokens, -(-step_tokens // run.least_passes))
         tokens = max(LEAST_TOKENS, tokens)
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
-        multiple = CPU_MULTIPLE if hardware.device == "cpu" and tokens >= CPU_MULTIPLE else 1
+        multiple = CPU_MULTIPLE if hardware.device == "cpu" and min(tokens, fitting) >= CPU_MULTIPLE else 1
         tokens -= tokens % multiple
         if run.decided.replayed:
             tokens = multiple = _constant_tokens(step_tokens, tokens, longest_example(data))

@@ -77,9 +77,13 @@ class Sharding(Technique):
             return cls.refuse(Why.CONFLICT, reason)
         held = Need(needed := standing_bytes(run.model, run.optimizer), planned_room_bytes(run.hardware))
         shown, numbers = f"weights, gradients and optimizer state take {held}", held.numbers
-        if held.is_met:
+        whole = run.need(run.one_example(attention_saves_scores=False))
+        fits = held.is_met and whole.is_met
+        stage, replicas = (1, 1) if fits else _least_exchanged(run)
+        if fits or (held.is_met and stage == STAGES[-1]):        # stage 3 gathers weights in every pass
             return cls.refuse(Why.NOT_NEEDED, f"{shown}, so each process can hold them", cls(processes), numbers=numbers)
-        stage, replicas = _least_exchanged(run)
+        if held.is_met:
+            shown = f"a step in passes of one example needs {whole}"
         shards = processes // replicas
         among = f"{processes} processes divide them (stage {stage})" if replicas == 1 else (
             f"the {shards} processes of each of {replicas} nodes divide them (stage {stage}), so only sums of gradients pass "
