@@ -174,6 +174,17 @@ def test_published_figures_say_so_and_nothing_is_said_of_software_and_cores(tmp_
     assert not of("workers_beyond_cores", "h100", tmp_path, training__dataloader_num_workers=64)
 
 
+@pytest.mark.parametrize(("rule", "machine", "settings", "says"), [
+    ("bf16_without_hardware", "t4", {"training__bf16": True}, "compute capability 7.5, and bf16 begins at 8.0"),
+    ("flash_attention_unfit", "t4", {"model__attn_implementation": "flash_attention_2"}, "capability 7.5, and flash_"),
+])
+def test_a_compute_capability_is_written_as_nvidia_writes_it(rule: str, machine: str, settings: dict[str, Any], says: str,
+                                                             tmp_path: Path) -> None:
+    finding, = of(rule, machine, tmp_path, **settings)
+    assert says in finding.why
+    assert "(7, 5)" not in finding.why
+
+
 def test_a_gain_from_published_peaks_is_named_as_one(tmp_path: Path) -> None:
     finding, = of("fp32_on_half_hardware", "a100", tmp_path, training__bf16=False)
     assert finding.expected.basis == "formula: the published GEMM peaks, bf16 over fp32"

@@ -33,6 +33,11 @@ def unit_of(hardware: Hardware, dtype: str) -> str | None:
     return f"tensor cores of compute capability {capability[0]}.{capability[1]}"
 
 
+def shown(capability: tuple[int, ...]) -> str:
+    """Return a compute capability as NVIDIA writes it, such as 7.5."""
+    return ".".join(map(str, capability))
+
+
 def bf16_gain(hardware: Hardware) -> float | None:
     """Return how many times faster bf16 products were measured than fp32 ones; None if one was not measured."""
     peaks = hardware.peak_flops_per_s

@@ -8,7 +8,7 @@ from powertrain.audit.script import Script, is_backward
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
-from powertrain.cost.precision import GPU_SINCE, bf16_gain, bf16_pays, fp16_pays, unit_of
+from powertrain.cost.precision import GPU_SINCE, bf16_gain, bf16_pays, fp16_pays, shown, unit_of
 from powertrain.cost.work import recomputed_flops, training_flops
 from powertrain.records import Facts
 from powertrain.records.findings import UNMEASURED, Expected
@@ -46,7 +46,8 @@ def bf16_without_hardware(subject: Subject, where: Circumstances) -> Findings:
     asked = asked_for(subject, BF16)
     if unit_of(hardware, "bf16") is None:
         yield found("critical", asked, edits=set_to(subject, BF16, False), case="GPU" if hardware.device == "cuda" else "",
-                    name=hardware.name, capability=hardware.compute_capability, since=GPU_SINCE["bf16"])
+                    name=hardware.name, capability=hardware.architecture or shown(hardware.compute_capability or ()),
+                    since=shown(GPU_SINCE["bf16"]))
     elif hardware.device == "cpu" and subject.framework in TRAINERS and not subject.is_on("training.use_cpu"):
         yield found("critical", asked, case="use_cpu", name=hardware.name)
 
@@ -98,7 +99,7 @@ def fp16_without_tensor_cores(subject: Subject, where: Circumstances) -> Finding
     if hardware is not None and capability is not None and subject.products_dtype == "fp16" and \
             capability < GPU_SINCE["fp16"] and capability != FAST_PASCAL:
         yield found("moderate", asked_for(subject, FP16), edits=set_to(subject, FP16, False), name=hardware.name,
-                    capability=capability, since=GPU_SINCE["fp16"])
+                    capability=shown(capability), since=shown(GPU_SINCE["fp16"]))
 
 
 @rule

@@ -6,6 +6,7 @@ from powertrain.audit.edits import removed, set_to
 from powertrain.audit.rules.base import GIB, Findings, code_rule, found, room, rule
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject, dtype_named
+from powertrain.cost.precision import shown
 from powertrain.records.findings import NO_SPEED
 from powertrain.shapes import FOUR_BIT_BYTES, FP32, QUANTISED_BLOCK
 
@@ -158,8 +159,8 @@ def _reason(subject: Subject, where: Circumstances, asked: str) -> str:
     hardware, software = where.hardware, where.software
     if hardware is not None and hardware.device != "cuda":
         return f"{hardware.name} is no NVIDIA GPU, and FlashAttention needs one"
-    if hardware is not None and (hardware.compute_capability or (0, 0)) < NEEDS[asked]:
-        return f"{hardware.name} has compute capability {hardware.compute_capability}, and {asked} needs {NEEDS[asked]}"
+    if hardware is not None and (capability := hardware.compute_capability or (0, 0)) < NEEDS[asked]:
+        return f"{hardware.name} has compute capability {shown(capability)}, and {asked} needs {shown(NEEDS[asked])}"
     if software is not None and asked == "flash_attention_2" and "flash_attn" in software.missing:
         return f"flash-attn cannot be used: {software.missing['flash_attn']}"
     weights = subject.weights_dtype

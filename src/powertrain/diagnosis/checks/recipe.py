@@ -18,6 +18,7 @@ from powertrain.recipe import in_steps
 from powertrain.records import Proposal, Refusal, several
 from powertrain.records.findings import Expected, Finding, rule
 from powertrain.records.plan import Why
+from powertrain.records.sizes import digits
 from powertrain.run.fits import needed_bytes, room_bytes
 from powertrain.run.prepare import Prepared, schedule_of
 
@@ -105,8 +106,8 @@ def batch(where: Situation) -> Iterator[Finding]:
     size, steps = data.train_batch_size, prepared.total_steps
     workload = planner.workload_of(prepared.facts, prepared.plan)
     passes, left = workload.micro_batches, size % workload.micro_batch
-    seen = (f"{size} examples per step in {passes} pass{'es' if passes > 1 else ''}, {prepared.steps_per_epoch:,.3g} steps per "
-            "epoch")
+    seen = (f"{size} examples per step in {passes} pass{'es' if passes > 1 else ''}, {digits(prepared.steps_per_epoch)} steps "
+            "per epoch")
     if left and workload.packed_tokens is None:
         even = max(count for count in range(1, workload.micro_batch + 1) if size % count == 0)
         yield told("batch.uneven_pass", seen, train_batch_size=size, passes=passes, steps=steps, left=left, even=even,
