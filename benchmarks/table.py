@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT / "benchmarks") not in sys.path:
     sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from tables import claims, diagnosis, peers, rooms, rules, techniques  # noqa: E402
+from tables import audited, claims, diagnosis, peers, rooms, rules, techniques  # noqa: E402
 
 Make = Callable[[Path], str]                 # the folder of studies -> Markdown
 PAGES: Mapping[str, Mapping[str, Make] | Make] = {
@@ -23,7 +23,7 @@ PAGES: Mapping[str, Mapping[str, Make] | Make] = {
     "docs/techniques.md": {"techniques": techniques.in_full},
     "docs/claims.md": claims.page,
     "docs/ARCHITECTURE.md": {"rooms": rooms.imports},
-    "docs/audit.md": {"rules": rules.rows},
+    "docs/audit.md": {"public": audited.public, "rules": rules.rows},
     "docs/diagnosis.md": {"checks": diagnosis.checks, "symptoms": diagnosis.symptoms, "crippled": diagnosis.crippled},
 }
 

@@ -11,8 +11,8 @@ from powertrain.audit.configs import read_config
 from powertrain.audit.conversion import Accounted
 from powertrain.audit.convert import convert
 from powertrain.audit.edits import make_patch
+from powertrain.audit.parsing import LARGEST_BYTES
 from powertrain.audit.rules import RULES
-from powertrain.audit.script import LARGEST_BYTES
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import Finding

@@ -176,5 +176,11 @@ def start() -> dict[str, Any]:
                                    "peer": {"median": 19.0, "low": 19.0, "high": 19.0}}})
 
 
-KINDS = {"prepare": prepare, "start": start, "peers": peers, "ablation": ablation, "tuning": tuning, "comparison": comparison,
-         "claims": claims, "bench": bench, "speed": speed, "memory": memory, "diagnosis": diagnosis}
+def audit() -> dict[str, Any]:
+    some = {"expected": 10, "expected_found": 7, "of_code": 6, "of_code_found": 3, "findings": 20, "right": 20}
+    halves = {half: {"files": 5, "critical": some, "moderate": {**some, "right": 18}} for half in ("development", "held-out")}
+    return study("audit", [], {"halves": halves, "subjects": []})
+
+
+KINDS = {"audit": audit, "prepare": prepare, "start": start, "peers": peers, "ablation": ablation, "tuning": tuning,
+         "comparison": comparison, "claims": claims, "bench": bench, "speed": speed, "memory": memory, "diagnosis": diagnosis}

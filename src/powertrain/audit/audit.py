@@ -1,5 +1,6 @@
 """One file -> its subject -> its audit: every rule asked, causes that another finding explains dropped, the worst first."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,12 +14,14 @@ from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
+MOST_FILES = 500                             # of a folder: more is no project of one training
+NO_PROJECT = ("node_modules", "site-packages", "venv", "env", "__pycache__", "build", "dist", "wandb", "outputs")
 CONFIGS = (".yaml", ".yml", ".json")
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
 
-def read_subject(path: Path) -> Subject:
-    """Return the settings of one file. Raises WrongUse if the file cannot be read."""
+def read_subject(path: Path, root: Path | None = None) -> Subject:
+    """Return the settings of one file, and of the project below `root`. Raises WrongUse if the file cannot be read."""
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name one of its files, or audit the folder to have each read by itself")
     if not path.exists():
@@ -26,14 +29,14 @@ def read_subject(path: Path) -> Subject:
     if not path.is_file():
         raise WrongUse(f"{path} is no regular file, and is not opened; give the path of a script or config")
     try:
-        return _read(path)
+        return _read(path, root)
     except RecursionError:
         raise WrongUse(f"{path} nests brackets or operators too deep to be followed; is it a program's output?") from None
 
 
-def _read(path: Path) -> Subject:
+def _read(path: Path, root: Path | None) -> Subject:
     if path.suffix == ".py":
-        subject = read_script(path)
+        subject = read_script(path, root=root)
         with suppress(WrongUse):
             return subject if subject.framework != "unknown" else read_config(path)      # a file that only sets values
         return subject
@@ -44,8 +47,16 @@ def _read(path: Path) -> Subject:
 
 
 def files_in(path: Path) -> list[Path]:
-    """Return the file itself, or the scripts and configs of a folder."""
-    return [path] if not path.is_dir() else sorted(item for item in path.iterdir() if item.suffix in (".py", *CONFIGS))
+    """Return the file itself, or the scripts and configs of a folder and the folders in it. Raises WrongUse for too many."""
+    if not path.is_dir():
+        return [path]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):         # links to folders are not followed
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NO_PROJECT)
+        found += (Path(folder) / name for name in sorted(names) if Path(name).suffix in (".py", *CONFIGS))
+        if len(found) > MOST_FILES:
+            raise WrongUse(f"{path} has more than {MOST_FILES} scripts and configs; audit one of its folders or files")
+    return found
 
 
 class _Asked(dict[str, Setting]):
@@ -72,7 +83,7 @@ def audit(path: Path, where: Circumstances | None = None) -> Audit:
 def audit_subject(subject: Subject, where: Circumstances) -> Audit:
     """Return the audit of what was read. Raises WrongUse where a script nests too deep to be followed."""
     try:
-        found, depends = _ask(subject, where)
+        found, depends = _ask_each(subject, where)
         kept = with_good_patches(subject, where, worst_first(found, RULES))
         kind = f"{'config' if subject.script is None else 'script'}: {subject.framework}"
         return Audit(str(subject.path), kind, environment(subject, where), kept, tuple(undetermined(subject, depends)),
@@ -80,6 +91,19 @@ def audit_subject(subject: Subject, where: Circumstances) -> Audit:
                       "dropped": [one.rule for one in found if one.rule not in {other.rule for other in kept}]})
     except RecursionError:
         raise WrongUse(f"{subject.path} nests brackets or operators too deep to follow; is it a program's output?") from None
+
+
+def _ask_each(subject: Subject, where: Circumstances) -> tuple[list[Finding], dict[str, list[str]]]:
+    """Return the findings of each way to start the subject; what holds in one of them only says so."""
+    found, depends = _ask(subject, where)
+    if subject.other is None:
+        return found, depends
+    others = _ask(subject.other, where)[0]
+    both = {(one.rule, one.evidence) for one in found} & {(one.rule, one.evidence) for one in others}
+    rules = {one.rule for one in found} & {one.rule for one in others}       # the same cause, seen at other lines
+    return [one if (one.rule, one.evidence) in both or one.rule in rules else replace(one, when=subject.launch)
+            for one in found] + [
+        replace(one, when=subject.other.launch) for one in others if one.rule not in rules], depends
 
 
 def _ask(subject: Subject, where: Circumstances) -> tuple[list[Finding], dict[str, list[str]]]:
@@ -121,6 +145,12 @@ def _is_better(subject: Subject, where: Circumstances, before: Sequence[Finding]
 def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
     """Return the model that the file trains and the machine it would run on, as far as each is known."""
     said: dict[str, str] = {}
+    script = subject.script
+    if script is not None and script.modules:
+        names = [module.path.name for module in script.modules]
+        said["project"] = f"{len(names)} modules of it are read: {', '.join(names[:6])}{', ...' * (len(names) > 6)}"
+    if script is not None and script.notes:
+        said["imports"] = "; ".join(script.notes)
     if subject.value("model.path") is not None:
         said["model"] = str(subject.value("model.path"))
     hardware, software = where.hardware, where.software

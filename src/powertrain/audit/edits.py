@@ -23,7 +23,8 @@ from typing import Any
 
 import yaml
 
-from powertrain.audit.script import Script, parsed
+from powertrain.audit.parsing import parsed
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Setting, Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import Edit, Finding
@@ -105,7 +106,7 @@ def _says(setting: Setting, text: str) -> bool:
 def lines_of(subject: Subject, file: str) -> list[str]:
     """Return the lines of one of the subject's files, each with its end; none of a file that cannot be read."""
     if subject.script is not None and str(subject.script.path) == file:
-        return subject.script.text.splitlines(keepends=True)
+        return subject.script.own_text.splitlines(keepends=True)
     with suppress(OSError, UnicodeDecodeError):
         return Path(file).read_text(encoding="utf-8").splitlines(keepends=True)
     return []
@@ -118,7 +119,7 @@ def _written(value: Any, file: str) -> str:
 def without(script: Script, *nodes: ast.AST) -> Edits:
     """Return the edits that take the statements of these nodes out; `pass` where a block would be empty."""
     statements = list(dict.fromkeys(map(script.statement, nodes)))
-    if not all(_is_alone(script, statement) for statement in statements):
+    if any(map(script.module, nodes)) or not all(_is_alone(script, statement) for statement in statements):
         return ()
     edits = []
     for number, statement in enumerate(statements):
@@ -132,7 +133,7 @@ def without(script: Script, *nodes: ast.AST) -> Edits:
 def with_line(script: Script, node: ast.AST, text: str, *, after: bool = False) -> Edits:
     """Return the edit that puts a line of its own before the statement of a node, or after it, indented as it is."""
     statement = script.statement(node)
-    if not _is_alone(script, statement):
+    if script.module(node) or not _is_alone(script, statement):
         return ()
     line = last_line(statement) + 1 if after else first_line(statement)
     ended = not after or script.lines[line - 2].endswith("\n")
@@ -147,7 +148,7 @@ def moved(script: Script, node: ast.AST, target: ast.AST, text: str, *, after: b
 
 def with_text(script: Script, node: ast.expr, text: str) -> Edits:
     """Return the edit that puts another text in place of an expression, which has to stand in one line."""
-    if node.end_lineno != node.lineno:
+    if node.end_lineno != node.lineno or script.module(node):
         return ()
     line = script.lines[node.lineno - 1]
     first, last = column(line, node.col_offset), column(line, node.end_col_offset or 0)
@@ -159,6 +160,8 @@ def with_argument(script: Script, call: ast.Call, name: str, text: str) -> Edits
     for keyword in call.keywords:
         if keyword.arg == name:
             return with_text(script, keyword.value, text)
+    if script.module(call):
+        return ()
     given: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
     last = max(given, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0), default=call)
     number = last.end_lineno or 0
@@ -174,6 +177,8 @@ def with_argument(script: Script, call: ast.Call, name: str, text: str) -> Edits
 
 def indented(script: Script, statements: Sequence[ast.stmt], by: str) -> Edits:
     """Return the edit that moves statements that follow each other, and what stands between them, to the right."""
+    if script.module(statements[0]):
+        return ()
     first, last = first_line(statements[0]), last_line(statements[-1])
     text = "".join(by + line if line.strip() else line for line in script.lines[first - 1:last])
     return (Edit(str(script.path), first, last, text),)

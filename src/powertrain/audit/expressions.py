@@ -16,6 +16,7 @@ from powertrain.audit.arithmetic import FUNCTIONS, MOST, TEXT_METHODS, WRONG, ap
 from powertrain.audit.script import Script, Setting
 from powertrain.records.findings import Place
 
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")    # torchrun's variables
 FOLLOWED = ("vars", "dict", "getattr", "open")           # functions of Python's own that known_calls.py answers
 MOST_EVALUATED = 200_000                     # expressions: a function may call another one twice, and that one too
 
@@ -35,6 +36,8 @@ class Reference:
 
     name: str
 
+
+ENVIRONMENT = Reference("os.environ")
 
 @dataclass(eq=False)
 class Table:
@@ -104,7 +107,7 @@ class ClassValue:
 
 @dataclass(eq=False)
 class Scope:
-    """The names of a module or of one call of a function."""
+    """The names of a module or of one call of a function; as a value, a module of the script's own project."""
 
     names: dict[str, Any] = field(default_factory=dict)
     outer: Scope | None = None
@@ -160,6 +163,8 @@ def either(a: Any, b: Any, spelled: str) -> Any:
 
 def attribute(owner: Any, name: str) -> Setting | None:
     """Return an attribute of an instance or class with its place; None where it is not known."""
+    if isinstance(owner, Scope):
+        return Setting(owner.names[name], Place(""), name) if name in owner.names else None
     if isinstance(owner, ClassValue):
         return next((each.fields[name] for each in owner.lineage if name in each.fields), None)
     if isinstance(owner, Made):
@@ -215,10 +220,8 @@ class Expressions:
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
         found = scope.find(node.id)
-        imported = node.id in self.script.imported or node.id in FUNCTIONS or node.id in FOLLOWED
-        if imported and isinstance(found, Unread) and found.undefined:
-            return Reference(self.script.imported.get(node.id, node.id))
-        return found
+        origin = self.script.origin(node) or (node.id if node.id in FUNCTIONS or node.id in FOLLOWED else None)
+        return Reference(origin) if origin and isinstance(found, Unread) and found.undefined else found
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
         return self._of(self.value(node.value, scope), node)
@@ -324,6 +327,8 @@ class Expressions:
             if isinstance(sign, (ast.Is, ast.IsNot)) and right is None and (
                     left.is_instance if isinstance(left, Made) else not isinstance(left, Unread)):
                 answer: Any = (left is None) == isinstance(sign, ast.Is)
+            elif right == ENVIRONMENT and left in LAUNCHED and self.script.launch is not None:
+                answer = (left in self.script.launch) == isinstance(sign, ast.In)
             elif isinstance(sign, (ast.In, ast.NotIn)) and isinstance(right, Table) and is_known(left):
                 answer = (self.unread(node) if right.open and left not in right.entries
                           else (left in right.entries) == isinstance(sign, ast.In))
@@ -347,6 +352,8 @@ class Expressions:
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Any:
         owner = self.value(node.value, scope)
         key = self.value(node.slice, scope)
+        if owner == ENVIRONMENT and self.script.launch is not None:
+            return self.script.launch.get(str(key), self.unread(node))
         if isinstance(owner, Table) and is_known(key) and key in owner.entries:
             return owner.entries[key].value
         if isinstance(owner, (list, tuple, str)) and isinstance(key, int) and -len(owner) <= key < len(owner):

@@ -8,13 +8,15 @@ parameters' defaults. The result is every call of foreign code, in the order rea
 
 import ast
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from powertrain.audit import expressions, known_calls
 from powertrain.audit.expressions import ClassValue, Expressions, FunctionValue, Made, Reference, Scope, Table, Unread
-from powertrain.audit.script import FunctionNode, Script, Setting, argument
+from powertrain.audit.script import FunctionNode, Module, Script, Setting, argument
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
@@ -42,6 +44,7 @@ class Followed:
     variables: dict[str, list[Made]] = field(default_factory=dict)       # by name, all that it ever was, in any scope
     before: dict[ast.AST, list[Scope]] = field(default_factory=dict)     # what was known where a loop began, each time it did
     doubts: dict[ast.AST, tuple[str, ...]] = field(default_factory=dict)         # of each loop, as of calls
+    tests: dict[ast.If, set[bool | None]] = field(default_factory=dict)  # what each condition was, each time it was met
 
 
 def follow(script: Script) -> Followed:
@@ -58,6 +61,7 @@ class _Follower(Expressions):
         self.followed = Followed(script)
         self.entered: set[ast.AST] = set()
         self.defined: dict[ast.AST, FunctionValue] = {}      # functions in functions, with the names that they see
+        self.scopes: dict[Path | None, Scope] = {}
         self.stack: list[ast.AST] = []
         self.returns: list[list[Any]] = []
         self.doubts: list[str] = []
@@ -65,12 +69,26 @@ class _Follower(Expressions):
 
     def module(self) -> Followed:
         scope = Scope({"__name__": "__main__", "__file__": str(self.script.path)})
-        self.block(self.script.tree.body, scope)
+        self.scopes[None] = scope
+        self.block([node for node in self.script.tree.body if not isinstance(node, ast.Module)], scope)
         for node in ast.walk(self.script.tree):
             if isinstance(node, FunctionNode) and node not in self.entered:
-                function = self.defined.get(node) or FunctionValue(node, scope, self._owner(node))
-                self.enter(function, expressions.Arguments([], {}))
+                module = self.script.module(node)
+                if module is None or self.script.is_reached(node):
+                    function = self.defined.get(node) or FunctionValue(node, self.of_module(module), self._owner(node))
+                    self.enter(function, expressions.Arguments([], {}))
         return self.followed
+
+    def of_module(self, module: Module | None) -> Scope:
+        """Return the names of a module of the project, which is followed when it is first imported."""
+        key = module and module.file
+        if module is not None and key not in self.scopes:
+            self.scopes[key] = scope = Scope({"__name__": module.path.stem, "__file__": str(module.file)})
+            stack, self.doubts = self.doubts, []
+            with suppress(_Returned):
+                self.block(module.tree.body, scope)
+            self.doubts = stack
+        return self.scopes[key]
 
     def _owner(self, node: FunctionNode) -> Any:
         """Return an instance with unknown attributes for a method that no seen code calls; None for a plain function."""
@@ -154,6 +172,7 @@ class _Follower(Expressions):
 
     def _if(self, statement: ast.If, scope: Scope) -> None:
         known = expressions.truth(self.value(statement.test, scope))
+        self.followed.tests.setdefault(statement, set()).add(known)
         if known is not None and not (known and self._ends_the_run(statement.body[-1])):
             if self.block(statement.body if known else statement.orelse, scope):
                 raise _Returned
@@ -232,8 +251,26 @@ class _Follower(Expressions):
     def _import(self, statement: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         for name in statement.names:
             scope.names.pop(name.asname or name.name, None)      # Expressions finds it in Script.imported
+            module = self._module(statement, name.name)
+            if module is not None and (name.asname or "." not in name.name):
+                scope.names[name.asname or name.name] = self.of_module(module)
 
-    _importfrom = _import
+    def _module(self, statement: ast.AST, name: str) -> Module | None:
+        """Return the module of the project that an import names."""
+        file = self.script.project.get((statement, name))
+        return next((module for module in self.script.modules if module.file == file), None)
+
+    def _importfrom(self, statement: ast.ImportFrom, scope: Scope) -> None:
+        for name in statement.names:
+            scope.names.pop(name.asname or name.name, None)
+            own, inner = self._module(statement, ""), self._module(statement, name.name)
+            names = self.of_module(own).names if own is not None else {}
+            if name.name == "*":
+                scope.names.update({key: value for key, value in names.items() if not key.startswith("_")})
+            elif name.name in names:
+                scope.names[name.asname or name.name] = names[name.name]
+            elif inner is not None:
+                scope.names[name.asname or name.name] = self.of_module(inner)
 
     def _classdef(self, statement: ast.ClassDef, scope: Scope) -> None:
         made = ClassValue(statement, scope, [self.value(base, scope) for base in statement.bases])
@@ -334,6 +371,7 @@ class _Follower(Expressions):
         else:
             for name, value in zip(known_calls.all_fields(kind), arguments.positional, strict=False):
                 made.named[name] = made.attributes[name] = self.script.setting(node, value)
-        if foreign:
+        bases = (base for each in kind.lineage for base in each.bases if isinstance(base, Reference))
+        if foreign or any(base.name.endswith("Trainer") for base in bases):
             self.followed.calls.append(made)
         return made

@@ -4,13 +4,23 @@ Only defaults are known of what comes from a command line; that is what the scri
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from powertrain.audit.configs import Marked, read_marked
-from powertrain.audit.expressions import ClassValue, FunctionValue, Made, Reference, Table, Unread, attribute, is_known
+from powertrain.audit.expressions import (
+    LAUNCHED,
+    ClassValue,
+    FunctionValue,
+    Made,
+    Reference,
+    Table,
+    Unread,
+    attribute,
+    is_known,
+)
 from powertrain.audit.script import WRAPPED, Script, Setting
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
@@ -21,6 +31,7 @@ LAUNCHERS = {"accelerate.notebook_launcher": 0, "accelerate.launchers.notebook_l
 READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.loads", "omegaconf.OmegaConf.load")
 SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
 OF_THE_MACHINE = ("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")      # what only a run tells
+UNSET = Unread("a variable that only a launcher sets")
 MAIN_METHODS = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
 
 
@@ -46,6 +57,8 @@ def result(made: Made, script: Script) -> Any:
         return Table(dict(owner.entries), owner.open)
     if method in ("update", "get", "pop") and isinstance(owner, Table):
         return table_method(owner, method, made)
+    if method == "get" and len(made.positional) == 2 and isinstance(owner, (Unread, Made)) and isinstance(first, str):
+        return made.positional[1]                        # `config.get("epochs", 1)` of a config that is not here: the default
     if made.name == "dict":
         if isinstance(first, Table):
             return Table({**first.entries, **made.named}, made.open or first.open)
@@ -57,9 +70,20 @@ def result(made: Made, script: Script) -> Any:
         return first if isinstance(first, Table) else unread
     if made.name == "getattr":
         return get_attribute(made, script)
+    if script.launch is not None and (answer := of_launch(made, script.launch)) is not None:
+        return answer
     if made.name in READERS and made.positional:
         return read_file(first, script) or unread
     return unread if made.name.startswith(OF_THE_MACHINE) else made
+
+
+def of_launch(made: Made, launch: Mapping[str, str]) -> Any:
+    """Return what a call says of the launcher: of its variables, or of the process group; None for another call."""
+    first = made.positional[0] if made.positional else None
+    if made.name in ("os.environ.get", "os.getenv") and first in LAUNCHED:
+        return launch.get(str(first), made.argument(1, "default") if len(made.positional) > 1 or made.named else UNSET)
+    return {"is_initialized": bool(launch), "get_world_size": int(launch.get("WORLD_SIZE", 1)), "get_rank": 0}.get(
+        made.last) if made.name.startswith(("torch.distributed.", "dist.")) else None
 
 
 def unwrapped(made: Any) -> Iterator[Made]:
@@ -151,7 +175,7 @@ def table_method(owner: Table, method: str, made: Made) -> Any:
         owner.entries.update({**(first.entries if isinstance(first, Table) else {}), **made.named})
         owner.open = owner.open or ("" if first is None or isinstance(first, Table) else "update")
         return None
-    if not isinstance(first, (str, int)) or (owner.open and first not in owner.entries):
+    if not isinstance(first, (str, int)) or (owner.open and first not in owner.entries and len(made.positional) < 2):
         return Unread("an entry of a dict")
     found = owner.entries.pop(first, None) if method == "pop" else owner.entries.get(first)
     return found.value if found is not None else made.argument(1, "default")
@@ -176,7 +200,7 @@ def read_file(source: Any, script: Script) -> Table | None:
         source = source.argument(0, "file")
     if not isinstance(source, str) or not is_known(source):
         return None
-    for folder in (script.path.parent, Path()):
+    for folder in (script.path.parent, script.root or Path(), Path()):
         if (folder / source).is_file():
             with suppress(WrongUse):
                 lines = (folder / source).read_text(encoding="utf-8-sig").splitlines()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from powertrain.audit.expressions import Made, Reference, Unread
+from powertrain.audit.expressions import ClassValue, Made, Reference, Unread
 from powertrain.audit.following import Followed, Written
 from powertrain.audit.known_calls import unwrapped
 from powertrain.audit.script import Setting
@@ -136,13 +136,23 @@ class Training:
 
 def is_plain_trainer(made: Made) -> bool:
     """Return whether a Trainer takes the library's own arguments."""
-    return made.local is None or ("__init__" not in made.local.methods and any(
-        isinstance(base, Reference) and base.name.startswith(TRAINERS) for base in made.local.bases))
+    return made.local is None or (_passes_on(made.local) and any(
+        isinstance(base, Reference) and base.name.startswith(TRAINERS) for each in made.local.lineage for base in each.bases))
+
+
+def _passes_on(kind: ClassValue) -> bool:
+    """Return whether a class has no `__init__` of its own, or one that gives its `**kwargs` to the class above."""
+    own = kind.methods.get("__init__")
+    return own is None or (own.node.args.kwarg is not None and any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "__init__"
+        and any(item.arg is None for item in node.keywords) for node in ast.walk(own.node)))
 
 
 def is_trainer(made: Made) -> bool:
-    known = made.local is not None or made.name.startswith(("transformers.", "trl.", "unsloth."))
-    return known and made.last.endswith("Trainer")
+    if made.local is not None:
+        return made.last.endswith("Trainer") or any(isinstance(base, Reference) and base.name.endswith("Trainer")
+                                                    for each in made.local.lineage for base in each.bases)
+    return made.name.startswith(("transformers.", "trl.", "unsloth.")) and made.last.endswith("Trainer")
 
 
 def unknown_arguments(followed: Followed) -> Iterator[Found]:

@@ -27,7 +27,8 @@ from powertrain.audit.config_values import vocabulary
 from powertrain.audit.expressions import Expressions, Made, Unread, is_known, plain
 from powertrain.audit.following import Followed, follow
 from powertrain.audit.known_calls import unwrapped
-from powertrain.audit.script import Loop, Script, Setting, inside, parse
+from powertrain.audit.project import load
+from powertrain.audit.script import Loop, Script, Setting, inside
 from powertrain.audit.steps import Step, never_accumulates, outermost
 from powertrain.audit.subject import Framework, Subject
 
@@ -38,6 +39,9 @@ Beyond = dict[type[ast.cmpop], int]          # counter minus limit when a loop e
 BROKEN: Beyond = {ast.GtE: 0, ast.Eq: 0, ast.Gt: 1}          # the test under which the loop is left
 GOES_ON: Beyond = {ast.Lt: 0, ast.NotEq: 0, ast.LtE: 1}      # the test under which it goes on
 MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+ALONE: dict[str, str] = {}
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+WITHOUT, WITH = "started without torchrun", "started with torchrun"
 ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
 
@@ -150,6 +154,10 @@ def settings_of_loops(training: reading_calls.Training) -> Iterator[tuple[str, S
         # batches are drawn by hand; the optimizer steps once a round, if it does not do so in the loop inside or now and then
         elif counted is not None and stepping_loop(followed.script, loop) is around:
             yield "training.max_steps", followed.script.setting(counted.node, times(counted))
+        accumulation = next((step.accumulation for step in (Step(followed.script, each) for each in (
+            loop, *followed.script.loops(loop))) if step.accumulation is not None), None)
+        if accumulation is not None and type(every := value_before(followed, loop, accumulation.every)) is int:
+            yield "training.gradient_accumulation_steps", followed.script.setting(accumulation.every, every)
         for test, steps in counted_steps(followed, loop):
             yield "training.max_steps", followed.script.setting(test, steps)
         for test, steps in loss_read_every(followed, loop):
@@ -196,16 +204,38 @@ def times(made: Made) -> Any:
     return given[0] if len(given) == 1 else given[1] - given[0]
 
 
-def read_script(path: Path, text: str | None = None) -> Subject:
+def read_script(path: Path, text: str | None = None, root: Path | None = None) -> Subject:
     """Return the settings of a Python script, or of another text in its place. Raises WrongUse where it cannot be parsed."""
-    script = parse(path, text)
-    followed = follow(script)
+    script = load(path, text, root)
+    if not script.says_launch:
+        return _subject(script, follow(script))
+    launches = [replace(script, launch=launch) for launch in (ALONE, TORCHRUN)]
+    alone, spread = (follow(one) for one in launches)
+    one, other = (_subject(replace(each, dead=_dead(mine, theirs)), mine, said) for each, mine, theirs, said in (
+        (launches[0], alone, spread, WITHOUT), (launches[1], spread, alone, WITH)))
+    return replace(one, other=other)
+
+
+def _dead(mine: Followed, theirs: Followed) -> frozenset[ast.AST]:
+    """Return the statements under a condition that is always so in one launch and always the opposite in the other."""
+    opposite = {test: answers for test, answers in mine.tests.items() if len(answers) == 1 and None not in answers
+                and theirs.tests.get(test) == {not next(iter(answers))}}
+    return _unused(replace(mine, tests=opposite))
+
+
+def _unused(followed: Followed) -> frozenset[ast.AST]:
+    """Return the statements under a condition that was met and never held, or always did in the case of an `else`."""
+    return frozenset(statement for test, answers in followed.tests.items() if len(answers) == 1 and None not in answers
+                     for statement in (test.orelse if True in answers else test.body))
+
+
+def _subject(script: Script, followed: Followed, launch: str = "") -> Subject:
     training = reading_calls.Training(followed)
     kinds = {name: frozenset(each.name for made in values for each in unwrapped(made))
              for name, values in followed.variables.items()}
     trained = frozenset(each.name for trainer in training.trainers for each in unwrapped(trainer.argument(0, "model")))
     sections = {name: made.node for name, made in training.sections.items() if isinstance(made.node, ast.Call)}
-    script = replace(script, kinds=kinds, sections=sections, trained=trained)
+    script = replace(script, unused=_unused(followed), kinds=kinds, sections=sections, trained=trained)
     settings: dict[str, Setting] = {}
     unread: dict[str, Setting] = {}
     unknown = dict(reading_calls.unknown_arguments(followed))
@@ -217,7 +247,7 @@ def read_script(path: Path, text: str | None = None) -> Subject:
             put(settings, unread, key, setting)
     if "accelerate.gradient_accumulation_steps" in settings and never_accumulates(script):
         settings.pop("training.gradient_accumulation_steps", None)       # each batch is a step
-    return Subject(path, framework(followed), settings, unread, unknown, script)
+    return Subject(script.path, framework(followed), settings, unread, unknown, script, launch)
 
 
 def put(settings: dict[str, Setting], unread: dict[str, Setting], key: str, setting: Setting) -> None:
@@ -254,7 +284,7 @@ def shown(setting: Setting) -> str:
 
 def framework(followed: Followed) -> Framework:
     """Return what trains: the trainer whose arguments are made, else the script's own loop, else an imported library."""
-    imported, trainer = set(followed.script.imported.values()), _trainer({made.name for made in followed.calls})
+    imported, trainer = followed.script.all_imported, _trainer({made.name for made in followed.calls})
     if trainer is None and followed.script.training_loops:
         return "pytorch"
     bases = {name.split(".")[0] for name in imported}

@@ -7,7 +7,7 @@ script that it calls. `step_code` is what runs at every step: the loop's body an
 import ast
 import io
 import re
-import warnings
+from bisect import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,16 +15,15 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from powertrain.audit.parsing import imports, parsed, read_text
 from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 
 Loop = ast.For | ast.While | ast.AsyncFor
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
-MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
 SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
 TRAINING = ("Trainer", "TrainingArguments", "SFTConfig")     # ends of the names of calls without which nothing is trained
-LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
            "prepare_model_for_kbit_training", "prepare_model_for_int8_training")     # calls that give back their model
@@ -50,8 +49,21 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Module:
+    """A file of the script's own project that it imports."""
+
+    path: Path                               # as it is shown
+    file: Path                               # resolved
+    text: str
+    tree: ast.Module
+    imported: Mapping[str, str]
+    first: int = 0                           # its lines in the text of the whole
+    last: int = 0
+
+
+@dataclass(frozen=True)
 class Script:
-    """A parsed script. Nothing of it is ever run."""
+    """A parsed script, with the modules of its project below it (project.py). Nothing of it is ever run."""
 
     path: Path
     text: str
@@ -60,17 +72,55 @@ class Script:
     sections: Mapping[str, ast.Call] = field(default_factory=dict)   # "training" -> the call that makes those settings
     kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)    # variable -> what made it: "….from_pretrained"
     trained: frozenset[str] = frozenset()    # what made the model that a Trainer is given
+    modules: tuple[Module, ...] = ()
+    notes: tuple[str, ...] = ()              # what of the project is not read, each with its cure
+    project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
+    root: Path | None = None                 # the project's folder
+    launch: Mapping[str, str] | None = None  # the launcher's variables, of the launch that is looked at; None: not known
+    unused: frozenset[ast.AST] = frozenset()         # statements that the defaults of all settings never reach
+    dead: frozenset[ast.AST] = frozenset()   # statements that this launch never reaches, and another one does
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
         return tuple(io.StringIO(self.text, newline=""))         # str.splitlines would also split at form feeds
+
+    @property
+    def says_launch(self) -> bool:
+        """Return whether the code asks how it was launched."""
+        return any(f'"{name}"' in self.text or f"'{name}'" in self.text for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")) or \
+            ".is_initialized()" in self.text
+
+    @property
+    def own_text(self) -> str:
+        """Return the text without the modules of the project."""
+        return "".join(self.lines[:self.modules[0].first - 1]) if self.modules else self.text
 
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
         return {child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)}
 
     def place(self, node: ast.AST) -> Place:
-        return Place(str(self.path), getattr(node, "lineno", 0))
+        line, module = getattr(node, "lineno", 0), self.module(node)
+        return Place(str(self.path), line) if module is None else Place(str(module.path), line - module.first + 1)
+
+    def module(self, node: ast.AST) -> Module | None:
+        """Return the module of the project that a node stands in; None for the script's own."""
+        line = getattr(node, "lineno", 0)
+        return self.modules[at - 1] if self.modules and (at := bisect(self._firsts, line)) else None
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [module.first for module in self.modules]
+
+    def origin(self, node: ast.Name) -> str | None:
+        """Return what a name is imported as, in the file that it stands in; None where it is not imported there."""
+        module = self.module(node)
+        return (self.imported if module is None else module.imported).get(node.id)
+
+    @property
+    def all_imported(self) -> set[str]:
+        """Return what is imported anywhere in the project."""
+        return {name for each in (self, *self.modules) for name in each.imported.values()}
 
     def words(self, node: ast.AST) -> str:
         """Return a node as the script spells it, on one line."""
@@ -101,7 +151,7 @@ class Script:
         if isinstance(node, ast.Call):
             return self.name(node.func)
         if isinstance(node, ast.Name):
-            return self.imported.get(node.id, node.id)
+            return self.origin(node) or node.id
         if isinstance(node, ast.Attribute):
             owner = self.name(node.value) if not isinstance(node.value, ast.Call) else f"{self.name(node.value)}()"
             return f"{owner}.{node.attr}" if owner else f".{node.attr}"
@@ -123,12 +173,15 @@ class Script:
         """Return the syntax that a training run reaches, without docstrings: only this code is evidence."""
         texts = {node.value for node in ast.walk(self.tree)
                  if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
-        return tuple(node for node in ast.walk(self.tree) if node not in texts and self.is_reached(node))
+        dead = {inner for statement in self.dead for inner in ast.walk(statement)}
+        return tuple(node for node in ast.walk(self.tree) if node not in texts and node not in dead and self.is_reached(node))
 
     def is_reached(self, node: ast.AST) -> bool:
         """Return whether a node belongs to the module itself or to a function that a training run may call."""
         function = node if isinstance(node, FunctionNode) else self.function(node)
-        return self._reachable is None or function is None or function in self._reachable
+        if self._reachable is None:
+            return self.module(node) is None
+        return function is None or function in self._reachable
 
     @property
     def trains(self) -> bool:
@@ -148,20 +201,17 @@ class Script:
                     or (isinstance(parent := self.parents[function], ast.ClassDef) and parent.name in names)}
 
         reach = {function: named_in(function) for function in functions}
-        training = {function for function in functions if any(_trains(node) for node in inside(function))}
+        own = [function for function in functions if self.module(function) is None]
+        # of modules, only what the script leads to: a project has other trainings too
+        mine = _closure([*own, *named_in(self.tree)], reach) if self.modules else set(functions)
+        training = {function for function in mine if any(_trains(node) for node in inside(function))}
         if not training and not any(_trains(node) for node in inside(self.tree)):
             return None
         grown = 0
         while len(training) > grown:                     # the callers of what trains
             grown = len(training)
-            training |= {function for function, called in reach.items() if called & training}
-        waiting, found = [*training, *named_in(self.tree)], set()
-        while waiting:
-            function = waiting.pop()
-            if function not in found:
-                found.add(function)
-                waiting += reach[function]
-        return frozenset(found)
+            training |= {function for function in mine if reach[function] & training}
+        return frozenset(_closure([*training, *named_in(self.tree)], reach))
 
     @cached_property
     def _said(self) -> str:
@@ -238,15 +288,28 @@ class Script:
     @cached_property
     def functions(self) -> Mapping[str, FunctionNode]:
         """Return the script's functions and methods by name; the last one if several share a name."""
-        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)}
+        found = [node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)]
+        return {node.name: node for node in (*(one for one in found if self.module(one)),
+                                             *(one for one in found if not self.module(one)))}
+
+    @cached_property
+    def _methods(self) -> Mapping[str, Mapping[str, FunctionNode]]:
+        """Return the methods of the project's classes, by the class's name."""
+        return {node.name: {item.name: item for item in node.body if isinstance(item, FunctionNode)}
+                for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
 
     def called(self, call: ast.Call) -> FunctionNode | None:
-        """Return the script's own function that a call runs, if its name says so: `step(…)`, `self.step(…)`."""
+        """Return the project's own function that a call runs: `step(…)`, `self.step(…)`, `trainer.step(…)` of a class here."""
         if isinstance(call.func, ast.Name):
             return self.functions.get(call.func.id)
-        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "self":
-            return self.functions.get(call.func.attr)
-        return None
+        if not isinstance(call.func, ast.Attribute):
+            return None
+        owner, name = call.func.value, call.func.attr
+        if isinstance(owner, ast.Name) and owner.id == "self":
+            around = next((each for each in self.ancestors(call) if isinstance(each, ast.ClassDef)), None)
+            return self._methods.get(around.name if around is not None else "", {}).get(name) or self.functions.get(name)
+        kinds = self.kinds.get(last_name(owner), frozenset())
+        return next((self._methods[kind][name] for kind in kinds if name in self._methods.get(kind, {})), None)
 
     def callers(self, function: FunctionNode | None) -> list[ast.Call]:
         """Return the calls of one of the script's own functions, in the code that training reaches."""
@@ -272,19 +335,8 @@ class Script:
     def training_loops(self) -> tuple[Loop, ...]:
         """Return the loops over batches: each the innermost around a `backward()`, or a call of a function with one."""
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop)
+                     and (self.module(node) is None or self.is_reached(node))
                      and any(is_backward(inner) for inner in self.reached(node, but=DEFINITIONS | Loop)))
-
-
-def read_text(path: Path, what: str) -> str:
-    """Return the text of a script or config. Raises WrongUse if it is too large, is no text, or cannot be read."""
-    try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a {what} has at most {LARGEST_BYTES:,}: is it data?")
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
-    except OSError as error:
-        raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def parse(path: Path, text: str | None = None) -> Script:
@@ -301,14 +353,15 @@ def parse(path: Path, text: str | None = None) -> Script:
     return Script(path, text, tree, imports(tree))
 
 
-def parsed(text: str) -> ast.Module:
-    """Return the syntax of a script, in which a notebook's magics (`!pip install`) do nothing. Raises SyntaxError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")                  # of the script's own escapes
-        try:
-            return ast.parse(text.removeprefix("\ufeff"))
-        except SyntaxError:
-            return ast.parse(MAGIC.sub(r"\1pass", text))
+def _closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[FunctionNode]]) -> set[FunctionNode]:
+    """Return these functions and all that they name, directly or through others."""
+    waiting, found = list(first), set[FunctionNode]()
+    while waiting:
+        function = waiting.pop()
+        if function not in found:
+            found.add(function)
+            waiting += reach[function]
+    return found
 
 
 def is_backward(node: ast.AST) -> bool:
@@ -341,15 +394,3 @@ def inside(node: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
         if not isinstance(child, but):
             yield child
             yield from inside(child, but)
-
-
-def imports(tree: ast.Module) -> dict[str, str]:
-    """Return what each name in a script is imported from, wherever the import stands."""
-    found: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            origin = f"{'.' * node.level}{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
-            for name in node.names:
-                head = name.name if name.asname or origin else name.name.partition(".")[0]
-                found[name.asname or head] = f"{origin}{head}"
-    return found

@@ -31,10 +31,12 @@ __all__ = ["METHODS", "TRAINERS", "Circumstances", "Framework", "Setting", "Subj
 
 # trainers of pretrained models, and how they train them where the config does not say
 METHODS: Mapping[str, str] = {"transformers": "full", "trl": "full", "axolotl": "full", "llama-factory": "lora",
+                              "llama-factory-v1": "full",
                               "modelforge": "lora", "lora-trainer": "lora", "torchtune": "full"}
 Shown = str | Setting | Evidence | ast.AST | None            # what a rule saw: a key, a setting, words, or code
-Framework = Literal["trl", "transformers", "accelerate", "pytorch", "powertrain", "axolotl", "llama-factory", "modelforge",
-                    "lora-trainer", "character-transformer", "torchtune", "nanogpt", "deepspeed", "unknown"]
+Framework = Literal["trl", "transformers", "accelerate", "pytorch", "powertrain", "axolotl", "llama-factory",
+                    "llama-factory-v1", "modelforge", "lora-trainer", "character-transformer", "torchtune", "nanogpt",
+                    "deepspeed", "unknown"]
 TRAINERS = ("trl", "transformers")           # frameworks whose arguments are those of transformers' Trainer
 PLAIN_LOOPS = ("pytorch", "character-transformer")           # frameworks that accumulate only where a file says so
 OF_LIBRARIES = ("lora.", "quantisation.", "loader.")         # a trainer with configs has its own defaults for these
@@ -125,6 +127,8 @@ class Subject:
     unread: Mapping[str, Setting] = field(default_factory=dict)      # set, to what only running the file would tell
     unknown: Mapping[str, Setting] = field(default_factory=dict)     # keys of a config that its trainer does not have
     script: Script | None = None             # its code, if it is one
+    launch: str = ""                         # how it is started, where that matters: "started with torchrun"
+    other: "Subject | None" = None           # the same script, started in the other way
 
     def value(self, key: str) -> Any:
         """Return the value that the file sets for `key`; None where it sets none, or none that can be read."""
@@ -194,6 +198,8 @@ class Subject:
         said = self.value("training.use_peft")
         if said is not None:
             return bool(said)
+        if self.framework == "llama-factory-v1":
+            return any(key.startswith("lora.") for key in self.settings)
         if self.script is None and self.framework in METHODS:
             return METHODS[self.framework] == "lora"
         set_up = (key for key, setting in self.settings.items() if setting.value is not None)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     Where = Callable[[Subject], Circumstances]
 
+MOST_NAMED = 12                              # files left out that are named
 STDOUT = Path("-")
 REPORTS = (b'{\n "$schema": "https://json.schemastore.org/sarif', b"# Training audit of ")       # how they begin
 PUBLISHED = "published figures, not measured: real runs are slower. The machine's software and cores are not known"
@@ -49,12 +50,14 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
           budget: Annotated[str, typer.Option(help="Time for --verify, such as 90s or 2m.")] = "2m",
           elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The training runs on another machine: leave out "
                                                                       "the checks of this machine.")] = False,
-          machine: Machine = None) -> int:
-    """Report what to change in any trainer's script or config.
+          machine: Machine = None,
+          verbose: Annotated[bool, typer.Option("--verbose", help="List each setting that only a run tells.")] = False) -> int:
+    """Report what to change in any trainer's script or config, with what a script imports from its own project.
 
-    The file is read, not run.
+    The files are read, not run.
 
-    Exit code: 0 no finding worse than low, 4 moderate findings, 5 critical findings.
+    Exit code: 0 no finding worse than low, 4 moderate findings, 5 critical findings. With --convert: 0, or 4 where the recipe
+    leaves out what the file trains.
     """
     given = {"--convert": to_recipe, "--verify": verify, "--apply": apply, "--sarif": sarif is not None,
              "--markdown": markdown is not None}
@@ -70,14 +73,13 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
         _verify(path, budget=budget, as_json=as_json)
         return 0
     if to_recipe:
-        _convert(path, output, as_json=as_json)
-        return 0
+        return _convert(path, output, as_json=as_json)
     return audit_files(path, as_json=as_json, sarif=sarif, markdown=markdown, apply=apply, destination=output,
-                       elsewhere=elsewhere, machine=machine)
+                       elsewhere=elsewhere, machine=machine, verbose=verbose)
 
 
 def audit_files(path: Path, *, as_json: bool = False, sarif: Path | None = None, markdown: Path | None = None, apply: bool,
-                destination: Path | None, elsewhere: bool, machine: str | None = None) -> int:
+                destination: Path | None, elsewhere: bool, machine: str | None = None, verbose: bool = False) -> int:
     """Audit a file, or each script and config in a folder; return the exit code, by severity."""
     from powertrain.audit.edits import read
     from powertrain.records.version import VERSION
@@ -96,7 +98,7 @@ def audit_files(path: Path, *, as_json: bool = False, sarif: Path | None = None,
         if file is not None and file.is_file() and file.stat().st_size and not _is_report(file):
             raise WrongUse(f"{file} is there already and no report of an audit; give the report another name")
     aside = STDOUT in (sarif, markdown)      # stdout holds another report
-    _show(audits, skipped, as_json=as_json, aside=aside)
+    _show(audits, skipped, as_json=as_json, aside=aside, verbose=verbose)
     if markdown is not None:
         _write(markdown, "\n".join(report.markdown(found, texts) for found in audits))
     if sarif is not None:
@@ -118,17 +120,20 @@ def _audits(path: Path, where: Where) -> tuple[list[Audit], list[Path]]:
             raise WrongUse(f"{path} trains nothing: it makes no Trainer or TrainingArguments, no loop calls backward(), and it "
                            "sets no key of a known trainer")
         return [found], []
-    audits, skipped = [], []
+    audits, skipped, parts = [], [], set[Path]()
     for file in files_in(path):
         try:
-            subject = read_subject(file)
+            subject = read_subject(file, path)
         except WrongUse:
             skipped.append(file)                         # a JSON of data, a YAML of something else
             continue
         if _trains(subject):
+            parts |= {module.file for module in subject.script.modules} if subject.script is not None else set()
             audits.append(audit_subject(subject, where(subject)))
         else:
             skipped.append(file)
+    # a module of a training is judged with the script that imports it
+    audits = [found for found in audits if Path(found.subject).resolve() not in parts]
     if not audits:
         raise WrongUse(f"there is no training script or config in {path}/; name one file to see why it was not read")
     return audits, skipped
@@ -167,7 +172,7 @@ def _circumstances(elsewhere: bool, machine: str | None) -> Where:
     return where
 
 
-def _show(audits: Sequence[Audit], skipped: Sequence[Path], *, as_json: bool, aside: bool) -> None:
+def _show(audits: Sequence[Audit], skipped: Sequence[Path], *, as_json: bool, aside: bool, verbose: bool) -> None:
     from powertrain.report import audit as report
 
     if as_json:
@@ -177,13 +182,14 @@ def _show(audits: Sequence[Audit], skipped: Sequence[Path], *, as_json: bool, as
                                "exit_code": screen.BY_SEVERITY[severity]})
     elif not aside:
         for number, found in enumerate(audits):
-            rows = list(report.terminal_rows(found))
+            rows = list(report.terminal_rows(found, verbose=verbose))
             screen.print_rows([("", ""), *rows] if number else rows)
         if len(audits) > 1:
             everything = tuple(finding for found in audits for finding in found.findings)
             screen.print_rows([("", ""), ("Together", f"{report.counted(everything)} in {len(audits)} files")])
     if skipped:
-        names = ", ".join(str(file) for file in skipped)
+        more = len(skipped) - MOST_NAMED
+        names = ", ".join(map(str, skipped[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
         screen.print_rows([("Left out", f"{names}: neither a training script nor a known config")], stderr=True)
 
 
@@ -240,8 +246,8 @@ def _say_patched(found: Audit, patch: Patch, written: Path, *, aside: bool) -> N
 # ------------------------------------------------------------------------------------------------ as a recipe
 
 
-def _convert(path: Path, out: Path | None, *, as_json: bool) -> None:
-    """Write the equivalent recipe to stdout or to `out`, with the account of every key."""
+def _convert(path: Path, out: Path | None, *, as_json: bool) -> int:
+    """Write the equivalent recipe to stdout or to `out`, with the account of every key; return the exit code."""
     from powertrain.audit.configs import why_recognised
     from powertrain.audit.conversion import account_json, recipe_yaml
 
@@ -259,6 +265,11 @@ def _convert(path: Path, out: Path | None, *, as_json: bool) -> None:
         print(text, end="", flush=True)
     else:
         screen.print_rows(_summary(conversion, out))
+    refused = [account.key for account in conversion.accounts if account.fate == "not supported"]
+    if refused and not as_json:
+        says = f"{', '.join(refused)}: the recipe trains something else than the file here"
+        screen.print_rows([("Refused", says)], stderr=True)
+    return screen.BY_SEVERITY["moderate"] if refused else 0
 
 
 def _converted(path: Path) -> Conversion:

@@ -11,6 +11,7 @@ each arm's plan. A study is not written over, except one of claims as it grows; 
   speed       rows: expected and measured seconds of a step
   memory      rows: predicted and measured bytes by component
   diagnosis   cases: planted cause, verdict, predicted and measured gain of the cure (benchmarks/crippled.py)
+  audit       halves, subjects: what the audit found in public files, judged (benchmarks/audit_public.py)
   comparison  nothing
 """
 

@@ -97,6 +97,7 @@ class Finding:
     risk: Risk = Risk()
     keys: tuple[str, ...] = ()               # of the recipe or of the subject's settings, that the finding is about
     numbers: Mapping[str, float] = field(default_factory=dict)   # the figures of its sentences, by name with unit
+    when: str = ""                           # the only way to start the subject in which it holds: "started with torchrun"
 
 
 @dataclass(frozen=True)

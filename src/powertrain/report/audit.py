@@ -26,14 +26,15 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS: Mapping[Severity, str] = {"critical": "error", "moderate": "warning", "low": "note", "good": "none"}
 
 
-def terminal_rows(audit: Audit) -> Iterator[tuple[str, str]]:
-    """Yield (severity, text) for each line of the report in a terminal."""
+def terminal_rows(audit: Audit, *, verbose: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield (severity, text) for each line of the report in a terminal; what is not read is one line unless `verbose`."""
     yield "Audit", f"{audit.subject} ({audit.kind})"
     yield from ((name.capitalize(), value) for name, value in audit.environment.items())
     yield "Found", counted(audit.findings)
     for number, finding in enumerate(audit.findings, 1):
         yield "", ""
         yield finding.severity.upper(), f"{number}. {finding.title} [{finding.rule}]"
+        yield from [("", f"Only when {finding.when}")] if finding.when else []
         yield "", finding.why
         yield from (("", f"  {where}") for where in places(finding))
         if finding.severity != "good":
@@ -42,7 +43,10 @@ def terminal_rows(audit: Audit) -> Iterator[tuple[str, str]]:
             yield "", f"   expected: {expected(finding)}"
     if audit.undetermined:
         yield "", ""
-    yield from (("Not read", line) for line in audit.undetermined)
+    if verbose or len(audit.undetermined) < 2:
+        yield from (("Not read", line) for line in audit.undetermined)
+    else:
+        yield "Not read", f"{len(audit.undetermined)} settings and calls that only a run would tell; --verbose lists them"
 
 
 def counted(findings: tuple[Finding, ...]) -> str:
@@ -164,7 +168,8 @@ def _result(audit: Audit, finding: Finding, index: int, texts: Mapping[str, str]
     whole = {"physicalLocation": {"artifactLocation": {"uri": uri(audit.subject, root)}, "region": {"startLine": 1}}}
     result: dict[str, Any] = {
         "ruleId": finding.rule, "ruleIndex": index, "level": LEVELS[finding.severity], "kind": "fail",
-        "message": {"text": f"{finding.title}. {finding.why}. {finding.cure.says}"},
+        "message": {"text": ". ".join(filter(None, (finding.title, finding.when and f"Only when {finding.when}", finding.why,
+                                                    finding.cure.says)))},
         "locations": places[:1] or [whole],              # more than one means: mend all of them
         "properties": {"severity": finding.severity, "expected": finding.expected.says, "basis": finding.expected.basis}}
     if places[1:]:

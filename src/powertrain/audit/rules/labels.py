@@ -23,8 +23,8 @@ LEFT_OUT = ("ignore_index", "IGNORE", "loss_mask")           # names by which a 
 OWN_LABELS = (".DataCollatorForLanguageModeling", ".DataCollatorForCompletionOnlyLM", ".SFTTrainer")     # made by themselves
 PADDING, PAD, PROMPT_LOSS = "data.padding", "tokenizer.pad_token", "training.assistant_only_loss"
 ASKED = {"axolotl": "train_on_inputs", "llama-factory": "train_on_prompt"}       # how their configs ask for it
-PROMPTS = frozenset({"instruction", "prompt", "question", "query", "document", "article", "context"})
-ANSWERS = frozenset({"output", "response", "answer", "answers", "completion", "summary", "target", "chosen"})
+PROMPTS = frozenset({"dialogue", "problem", "instruction", "prompt", "question", "query", "document", "article", "context"})
+ANSWERS = frozenset({"solution", "output", "response", "answer", "answers", "completion", "summary", "target", "chosen"})
 MASKING = ("CompletionOnly", "completion_only_loss", "assistant_only_loss", "train_on_responses_only")
 SMOOTHING = "training.label_smoothing_factor"
 FORWARD = 1 / 4              # of a step that has one forward pass more: forward, forward, and backward for two
@@ -197,7 +197,8 @@ def padding_trained(script: Script, subject: Subject, where: Circumstances) -> F
         return
     copied = next((node for node in script.nodes if is_copied(script, node) or _gives(script, node)), None)
     if copied is not None:
-        yield found("moderate", copied, padding, ends=subject.value(PAD) == "eos_token")
+        mostly = padding.value == "max_length"
+        yield found("critical" if mostly else "moderate", copied, padding, ends=subject.value(PAD) == "eos_token")
 
 
 def _gives(script: Script, node: ast.AST) -> bool:
@@ -261,7 +262,9 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
         return
     copied: ast.AST | None = next((node for node in script.nodes if is_copied(script, node)), None)
     joined = next((node for node in script.nodes if _joins(node)), None)
-    if copied is None and subject.framework == "trl" and subject.value("training.packing") is not True:
+    joined = joined or next((call for call in script.calls(".apply_chat_template") if subject.framework == "trl"
+                             and getattr(argument(call, "add_generation_prompt"), "value", False) is not True), None)
+    if copied is None and subject.framework == "trl":
         copied = script.sections.get("training")
     if copied is not None and joined is not None:
         yield found("moderate", joined, copied)
@@ -276,6 +279,7 @@ def _joins(node: ast.AST) -> bool:
              and isinstance(item.slice, ast.Constant)}
     names |= {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
     names |= {item.arg for item in ast.walk(node) if isinstance(item, ast.keyword) and item.arg}
+    names |= {name.removesuffix("s") for name in names}
     return bool(names & PROMPTS) and bool(names & ANSWERS)
 
 

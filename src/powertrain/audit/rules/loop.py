@@ -4,12 +4,15 @@ import ast
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
-from powertrain.audit.script import FunctionNode, Loop, Script, argument
-from powertrain.audit.steps import Step, interval, step_code, training_steps
+from powertrain.audit.rules.memory import bf16_pays
+from powertrain.audit.rules.processes import RANKED
+from powertrain.audit.script import FunctionNode, Loop, Script, argument, last_name
+from powertrain.audit.steps import Step, StepCall, interval, step_code, training_steps
 from powertrain.audit.subject import Circumstances, Subject
 
 ANOMALIES = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly",
              "torch.autograd.detect_anomaly")
+STRONG_DECAY = 0.05          # between torch's default, 0.01, which hardly moves a gain, and 0.1, which is meant for matrices
 WAITING = (".item", ".tolist", ".numpy")
 EMPTYING = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "torch.xpu.empty_cache", "gc.collect", ".empty_cache")
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.set_grad_enabled", "torch.autograd.no_grad")
@@ -27,12 +30,45 @@ def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Fi
     """The loop waits for the device at every step, to read a number."""
     alone = where.on_cpu
     for step in step_code(script):
-        waits = [call for call in step.named(*WAITING) if call.each_pass]
+        waits = [call for call in step.named(*WAITING) if call.each_pass or _is_of_one_process(script, call)]
         waits += [call for call in step.named("float") if call.each_pass and len(call.node.args) == 1
                   and "loss" in getattr(call.node.args[0], "id", "")]
         if waits:
             yield found("low" if alone else "moderate", *(call.node for call in waits[:4]), call=script.words(waits[0].node),
                         edits=tuple(edit for call in waits for edit in _kept_on_device(script, call.node)), alone=alone)
+
+
+def _is_of_one_process(script: Script, call: StepCall) -> bool:
+    """Return whether a call happens at every step, in one of the processes: `if rank == 0: print(loss.item())`."""
+    tests = [script.words(condition.test).lower() for condition in call.conditions]
+    return bool(tests) and not call.inner_loop and all(
+        any(word in test for word in RANKED) and "%" not in test for test in tests)
+
+
+@code_rule
+def loop_in_fp32(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The script's own loop computes in fp32 on a GPU."""
+    if subject.framework != "pytorch" or where.on_cpu or (where.hardware is not None and not bf16_pays(where.hardware)):
+        return
+    step = next(iter(training_steps(script)), None)
+    moved = next((node for node in script.nodes if isinstance(node, ast.Call) and last_name(node.func) in ("to", "cuda")
+                  and "cpu" not in script.words(node)), None)
+    if step is not None and step.backward and moved is not None and not script.says(
+            "autocast", "float16", "bf16", "fp16", "half", "GradScaler", "MixedPrecision", "deepspeed", "fabric"):
+        yield found("moderate", step.backward[0].node, moved)
+
+
+@code_rule
+def norms_decayed(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Weight decay pulls the gains of norms and the biases to zero, like weights."""
+    decay = subject.in_force("optimizer.weight_decay")
+    for call in script.calls("torch.optim.AdamW", "torch.optim.adamw.AdamW"):
+        first = argument(call, "params", 0)
+        whole = isinstance(first, ast.Call) and last_name(first.func) == "parameters"
+        if whole and script.training_loops and not subject.has_adapters and isinstance(decay, (int, float)) and decay > 0 and \
+                not script.says("get_peft_model", "lora"):
+            yield found("moderate" if decay >= STRONG_DECAY else "low", call, decay=decay)
+            return
 
 
 def _kept_on_device(script: Script, node: ast.Call) -> Edits:

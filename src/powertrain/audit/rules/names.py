@@ -29,7 +29,7 @@ GONE: Mapping[str, str] = {
     "peft.prepare_model_for_int8_training": "peft.prepare_model_for_kbit_training",
     "datasets.load_metric": "evaluate.load", "trl.trainer.ConstantLengthDataset": "packing=True of SFTConfig",
     "trl.DataCollatorForCompletionOnlyLM": "completion_only_loss=True of SFTConfig",
-    "trl.setup_chat_format": "chat_template_path of SFTConfig",
+    "trl.commands.cli_utils": "trl.TrlParser", "trl.setup_chat_format": "chat_template_path of SFTConfig",
 }
 
 
@@ -46,13 +46,19 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
         return
     script = subject.script
     everything = {**subject.settings, **subject.unread, **subject.unknown}
+    passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
+              for item in script.sections[section].keywords if item.arg in REMOVED]
     names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED
              and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
     says = [f"{name} (now {REMOVED[name]})" if REMOVED[name] else f"{name} (gone)" for _, name in names.values()]
     trainer = script.sections.get("trainer") if script is not None else None
     given = trainer.keywords if script is not None and trainer is not None and script.name(trainer) == "trl.SFTTrainer" else []
-    moved = [item for item in given if item.arg in OF_THE_CONFIG and item.arg not in [name for _, name in names.values()]]
-    says += [f"{item.arg} (now of SFTConfig)" for item in moved]
+    of_settings = {setting.place.line for setting, _ in names.values()}
+    rest = [item for item in passed if script is not None and script.place(item).line not in of_settings]
+    says += [f"{item.arg} (now {REMOVED[str(item.arg)]})" if REMOVED[str(item.arg)] else f"{item.arg} (gone)" for item in rest]
+    known = [name for _, name in names.values()]
+    moved = rest + [item for item in given if item.arg in OF_THE_CONFIG and item.arg not in known]
+    says += [f"{item.arg} (now of SFTConfig)" for item in moved if item not in rest]
     if says:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
         yield found(since(where), *(setting for setting, _ in names.values()), *moved, edits=edits if not moved else (),
@@ -93,8 +99,8 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
 @code_rule
 def removed_imports(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script imports names that the libraries no longer have."""
-    gone = [(node, name) for node in script.tree.body if isinstance(node, ast.ImportFrom)
-            for item in node.names if (name := f"{node.module}.{item.name}") in GONE]
+    gone = [(node, name) for node in script.nodes if isinstance(node, ast.ImportFrom) for item in node.names
+            if (name := f"{node.module}.{item.name}") in GONE or (name := str(node.module)) in GONE]
     if gone:
         says = ", ".join(f"{name} (now {GONE[name]})" for _, name in gone)
         yield found(since(where), *dict.fromkeys(node for node, _ in gone), names=says)

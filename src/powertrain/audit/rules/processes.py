@@ -38,7 +38,7 @@ def device_map_auto(subject: Subject, where: Circumstances) -> Findings:
     if setting is None or setting.value not in SPLITTING or not trains:
         return
     several = script is not None and script.has_call("torch.distributed.init_process_group", *PARALLEL)
-    severity: Severity = "low" if where.has_one_device else "critical" if several else "moderate"
+    severity: Severity = "low" if where.has_one_device else "critical" if several else "moderate" if where.devices else "low"
     call = script.sections.get("model") if script is not None else None
     given = argument(call, "device_map") if call is not None else None
     edits = ((*with_text(script, given, '{"": int(os.environ.get("LOCAL_RANK", "0"))}'), *with_import(script, "os"))
@@ -55,6 +55,8 @@ def micro_batches_synchronised(script: Script, subject: Subject, where: Circumst
     wrapped = next(script.calls(*PARALLEL), None) or (
         next(script.calls(".prepare"), None) if subject.framework == "accelerate" else None)
     step = next((step for step in training_steps(script) if step.accumulation is not None), None)
+    if subject.value("training.gradient_accumulation_steps") == 1:
+        return
     if wrapped is not None and step is not None and step.accumulation is not None and step.backward:
         yield found("low" if where.has_one_device else "moderate", wrapped, step.backward[0].node,
                     every=script.words(step.accumulation.every))
@@ -87,7 +89,8 @@ def saved_by_every_process(script: Script, subject: Subject, where: Circumstance
 @code_rule
 def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Checkpoints lack the optimizer, the schedule or the place in the run."""
-    if not script.training_loops or script.has_call(*WHOLE) or script.says("save_checkpoint", "save_state"):
+    if not script.training_loops or script.has_call(*WHOLE) or script.has_call(
+            ".save_checkpoint", "save_checkpoint", ".save_state"):
         return
     saves = [node for loop in script.training_loops for node in script.reached(*outermost(script, loop).body)
              if isinstance(node, ast.Call) and (script.name(node.func) in SAVES or (

@@ -1,0 +1,91 @@
+"""Rules on how a script is launched: what fails or differs with one process, or with several."""
+
+import ast
+
+from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.data import SAMPLERS
+from powertrain.audit.rules.processes import PARALLEL
+from powertrain.audit.script import Script, argument, last_name
+from powertrain.audit.subject import Circumstances, Subject
+
+GROUPS = ("torch.distributed.init_process_group", ".init_distributed", "deepspeed.initialize")
+FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel",
+        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel")
+SHARING = ("split_dataset_by_node", "deepspeed_io", "training_data", "IterableDataset")
+SCALERS = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler")
+
+
+@code_rule
+def sampler_without_group(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A DistributedSampler is made, and no process group is begun."""
+    call = next((call for call in script.calls(*SAMPLERS) if argument(call, "num_replicas", 1) is None
+                 and not _asks_for_group(script, call)), None)
+    begun = script.has_call(*GROUPS, ".PartialState", ".Accelerator", "accelerate.Accelerator", "accelerate.PartialState")
+    if call is not None and not begun and script.training_loops:
+        yield found("critical", call)
+
+
+def _asks_for_group(script: Script, call: ast.Call) -> bool:
+    """Return whether a condition around a call, or around the statement with it, says that there are several processes."""
+    tests = [around.test for around in script.ancestors(call) if isinstance(around, ast.If | ast.IfExp)]
+    words = " ".join(script.words(test).lower() for test in tests)
+    return any(word in words for word in ("dist", "ddp", "rank", "world", "parallel", "multi"))
+
+
+@code_rule
+def devices_hidden(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The script hides all GPUs but one, and gives each process a GPU of its own."""
+    setting = subject.settings.get("environment.CUDA_VISIBLE_DEVICES")
+    named = next((call for call in script.calls("torch.cuda.set_device", "torch.cuda.device") if call.args
+                  and "rank" in " ".join(script.words(node).lower() for node in script.behind(call.args[0])[:20])), None)
+    if setting is not None and str(setting.value).isdigit() and named is not None and script.launch:
+        yield found("critical", setting, named, devices=str(setting.value))
+
+
+@code_rule
+def sampler_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Several processes train, and each draws its batches from all data."""
+    wrapped = next(script.calls(*PARALLEL, "deepspeed.initialize", *FSDP), None)
+    loader = script.sections.get("loader")
+    shares = script.has_call(".prepare") or script.says(*SHARING)
+    if wrapped is None or loader is None or shares or any(
+            isinstance(node, ast.Call) and "Sampler" in last_name(node.func) for node in script.nodes):
+        return
+    if argument(loader, "sampler", 3) is None and argument(loader, "batch_sampler", 4) is None and not any(
+            item.arg is None for item in loader.keywords) and script.training_loops:
+        yield found("critical", loader, wrapped)
+
+
+@code_rule
+def sharded_clipping(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Gradients are sharded, and each process clips or scales its own part by itself."""
+    wrapped = next((call for call in script.calls(*FSDP) if not script.unused & {*script.ancestors(call)}), None)
+    if wrapped is None:
+        return
+    clips = [call for call in script.calls("torch.nn.utils.clip_grad_norm_") if script.training_loops]
+    scalers = [call for call in script.calls(*SCALERS) if not _is_off(call)]
+    if clips or scalers:
+        yield found("critical", *clips[:1], *scalers[:1], wrapped)
+
+
+def _is_off(call: ast.Call) -> bool:
+    given = argument(call, "enabled")
+    return isinstance(given, ast.Constant) and given.value is False
+
+
+@code_rule
+def sharded_weights_overwritten(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Weights that were gathered for saving are overwritten by one process's part of them."""
+    saves = [call for call in script.calls(".save_pretrained") if isinstance(call.func, ast.Attribute)
+             and not any(word in script.words(call.func.value).lower() for word in ("tok", "process", "config"))]
+    whole = next((call for call in saves if argument(call, "state_dict") is not None), None)
+    gathered = script.has_call(".get_state_dict", "._zero3_consolidated_16bit_state_dict")
+    after = [call for call in saves if whole is not None and argument(call, "state_dict") is None and call.lineno > whole.lineno
+             and _same_folder(script, call, whole) and isinstance(call.func, ast.Attribute)
+             and last_name(call.func.value) in ("model", "trainer")]
+    if gathered and after and whole is not None:
+        yield found("critical", after[-1], whole)
+
+
+def _same_folder(script: Script, one: ast.Call, other: ast.Call) -> bool:
+    return bool(one.args and other.args) and script.words(one.args[0]) == script.words(other.args[0])

@@ -1,0 +1,290 @@
+"""Rules on a project as one program: names that do not exist, arguments that are missing, data that nothing reads or saves."""
+
+import ast
+import builtins
+from collections.abc import Iterator
+
+from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.names import since
+from powertrain.audit.script import DEFINITIONS, FunctionNode, Script, argument, last_name
+from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+
+KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
+                                    "display"}
+OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
+# argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
+GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
+                  "use_auth_token": (("from_pretrained", "push_to_hub", "load_dataset"), "token")}
+SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
+          ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
+HELD_OUT, TRAINED = ("val", "eval", "test"), ("train",)
+REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
+# published tokenizers that put a beginning-of-text token in front, as do their chat templates
+BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """Return every name that a file binds anywhere, in whatever scope."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, FunctionNode | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(item.asname or item.name).partition(".")[0] for item in node.names}
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            found.add(node.name)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            found |= set(node.names)
+    return found
+
+
+def _is_open(tree: ast.AST) -> bool:
+    """Return whether a file may have names that its text does not bind."""
+    return any((isinstance(node, ast.ImportFrom) and node.names[0].name == "*")
+               or (isinstance(node, ast.Call) and last_name(node.func) in OPENS) for node in ast.walk(tree))
+
+
+def _own(script: Script) -> ast.Module:
+    return ast.Module([node for node in script.tree.body if not isinstance(node, ast.Module)], [])
+
+
+@code_rule
+def undefined_names(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The code uses a name that nothing gives a value."""
+    for tree in (_own(script), *(module.tree for module in script.modules)):
+        if _is_open(tree) or "_In[" in script.text or "# In[" in script.text:
+            continue                                     # cells of a notebook may run in any order
+        names, inside = _bound(tree) | KNOWN, set(ast.walk(tree))
+        lost = [node for node in script.nodes if isinstance(node, ast.Name) and node.id not in names and node in inside
+                and not any(isinstance(around, ast.Try) for around in script.ancestors(node))
+                and not _is_annotation(script, node)]
+        if lost:
+            yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
+                node.id for node in lost)))
+
+
+def _is_annotation(script: Script, node: ast.AST) -> bool:
+    """Return whether a name only says a type, which Python may never look at."""
+    inner = node
+    for around in script.ancestors(node):
+        if isinstance(around, ast.arg) or (isinstance(around, ast.AnnAssign) and inner is around.annotation) or (
+                isinstance(around, FunctionNode) and inner is around.returns):
+            return True
+        inner = around
+    return False
+
+
+@code_rule
+def names_not_in_module(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """An import names something that the project's module does not have."""
+    trees = {module.file: module.tree for module in script.modules}
+    for node in ast.walk(script.tree):
+        if not isinstance(node, ast.ImportFrom) or any(isinstance(around, ast.Try) for around in script.ancestors(node)):
+            continue
+        tree = trees.get(script.project.get((node, ""), script.path))
+        if tree is None or _is_open(tree) or "__getattr__" in _bound(tree):
+            continue
+        missing = [item.name for item in node.names if item.name != "*" and item.name not in _bound(tree)
+                   and (node, item.name) not in script.project]
+        if missing and script.is_reached(node):
+            like = next((name for name in sorted(_bound(tree)) if missing[0] in name or name in missing[0]), None)
+            yield found("critical", node, names=", ".join(missing), module=node.module, like=like)
+
+
+@code_rule
+def missing_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A call of the project's own function lacks an argument that the function has to have."""
+    defined = [node.name for node in ast.walk(script.tree) if isinstance(node, FunctionNode | ast.ClassDef)]
+    for call in script.nodes:
+        function = script.called(call) if isinstance(call, ast.Call) else None
+        if function is None or not isinstance(call, ast.Call) or function.decorator_list or defined.count(function.name) > 1:
+            continue
+        if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
+            continue
+        spec = function.args
+        names = [item.arg for item in (*spec.posonlyargs, *spec.args)]
+        method = isinstance(script.parents.get(function), ast.ClassDef)
+        if method != isinstance(call.func, ast.Attribute) or (method and names[:1] != ["self"]):
+            continue
+        names = names[1:] if method else names
+        required = names[:len(names) - len(spec.defaults)]
+        required += [item.arg for item, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default is None]
+        given = {*names[:len(call.args)], *(item.arg for item in call.keywords)}
+        lacks = [name for name in required if name not in given]
+        if lacks:
+            yield found("critical", call, names=", ".join(lacks), function=function.name)
+
+
+@code_rule
+def removed_call_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A call has an argument that the libraries no longer take."""
+    gone = [(item, item.arg) for node in script.nodes if isinstance(node, ast.Call) for item in node.keywords
+            if item.arg in GONE_ARGUMENTS and last_name(node.func) in GONE_ARGUMENTS[item.arg][0]]
+    if gone:
+        says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone if name))
+        yield found(since(where), *(item for item, _ in gone), names=says)
+
+
+@code_rule
+def loss_of_an_older_trainer(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A Trainer's own compute_loss does not take the number of items in the batch, which transformers passes."""
+    for node in script.nodes:
+        owner = script.parents.get(node)
+        if isinstance(node, ast.FunctionDef) and node.name == "compute_loss" and isinstance(owner, ast.ClassDef) and any(
+                script.name(base).endswith("Trainer") for base in owner.bases):
+            names = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
+            if node.args.kwarg is None and node.args.vararg is None and "num_items_in_batch" not in names:
+                yield found(since(where), script.evidence(node.args))
+
+
+@code_rule
+def adapters_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The trainer is told to add adapters to a model that has them already."""
+    trainer = script.sections.get("trainer")
+    model, config = (argument(trainer, name) for name in ("model", "peft_config")) if trainer is not None else (None, None)
+    if trainer is None or model is None or config is None or not script.name(trainer).startswith("trl."):
+        return
+    wrapping = next((value for value in script.assigned(model) if isinstance(value, ast.Call)
+                     and last_name(value.func) == "get_peft_model" and not script.conditions(value)), None)
+    if wrapping is not None and not (isinstance(config, ast.Constant) and config.value is None):
+        yield found("critical", config, wrapping)
+
+
+@code_rule
+def evaluation_on_training_data(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The evaluation reads the data that is trained."""
+    trainer = script.sections.get("trainer")
+    train, held = (argument(trainer, name) if trainer is not None else None for name in ("train_dataset", "eval_dataset"))
+    if train is not None and held is not None and script.words(train) == script.words(held):
+        yield found("moderate", held, train)
+        return
+    said = {target.id: node for node in script.nodes if isinstance(node, ast.Assign) for target in node.targets
+            if isinstance(target, ast.Name) and isinstance(node.value, ast.Subscript)}
+    for name, node in said.items():
+        other = said.get(name.replace("eval", "train").replace("val", "train").replace("test", "train"))
+        same = other is not None and other is not node and ast.unparse(other.value) == ast.unparse(node.value)
+        if same and name.startswith(HELD_OUT):
+            yield found("moderate", node, other)
+
+
+@rule
+def evaluation_unused(subject: Subject, where: Circumstances) -> Findings:
+    """The trainer is given evaluation data and never evaluates."""
+    script, key = subject.script, "training.eval_strategy"
+    trainer = script.sections.get("trainer") if script is not None else None
+    if script is None or trainer is None or subject.framework not in TRAINERS or "training" not in script.sections:
+        return
+    held, opened = argument(trainer, "eval_dataset", 4), any(item.arg is None for item in script.sections["training"].keywords)
+    empty = held is None or isinstance(held, ast.IfExp) or (isinstance(held, ast.Constant) and held.value is None)
+    if not empty and not opened and subject.value(key) is None and not subject.is_unread(key) and not script.has_call(
+            ".evaluate", ".predict") and not script.says("evaluation_strategy", "do_eval", "eval_strategy"):
+        yield found("moderate", held, key)
+
+
+@rule
+def adapter_never_saved(subject: Subject, where: Circumstances) -> Findings:
+    """The trained adapters are saved at the trainer's intervals only, not at the end."""
+    script = subject.script
+    trainer = script.sections.get("trainer") if script is not None else None
+    if script is None or trainer is None or not subject.has_adapters:
+        return
+    if script.has_call(*SAVING) or subject.on("training.push_to_hub"):
+        return
+    last = next((node for node in script.nodes if isinstance(node, ast.Call) and last_name(node.func) == "train"
+                 and isinstance(script.parents[node], ast.Expr)), None)
+    # an interval that divides the run, or strategies, save at the end as well
+    usual = subject.value("training.save_strategy") in (None, "no") and subject.value("training.save_steps") is None
+    if last is not None and usual:
+        yield found("moderate", last)
+
+
+@code_rule
+def base_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The base model is saved in place of its trained adapters."""
+    wrapped = {last_name(call.args[0]): call for call in script.calls("peft.get_peft_model") if call.args}
+    for call in script.calls(".save_pretrained"):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        name = last_name(owner) if isinstance(owner, ast.Name) else ""
+        wrapping = wrapped.get(name)
+        rebound = any(isinstance(value, ast.Call) and last_name(value.func) in ("get_peft_model", "merge_and_unload", "unload")
+                      for value in script.assigned(owner)) if owner is not None else True
+        if wrapping is not None and not rebound and call.lineno > wrapping.lineno:
+            yield found("critical", call, wrapping, name=name)
+
+
+@code_rule
+def loss_by_other_count(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A loss is averaged over the batches of the other data."""
+    for node in script.nodes:
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+            continue
+        count = node.right
+        if not isinstance(count, ast.Call) or last_name(count.func) != "len" or not count.args:
+            continue
+        total, batches = last_name(node.left).lower(), script.words(count.args[0]).lower()
+        held_by_train = total.startswith(HELD_OUT) and "train" in batches and not any(word in batches for word in HELD_OUT)
+        train_by_held = "train" in total and any(word in batches for word in HELD_OUT) and "train" not in batches
+        if held_by_train or train_by_held:
+            yield found("moderate", node)
+
+
+@rule
+def remote_code_unpinned(subject: Subject, where: Circumstances) -> Findings:
+    """The model's own Python code runs, of whatever commit is the newest."""
+    pinned = any(len(str(subject.value(f"{part}.revision") or "")) == 40 for part in ("model", "tokenizer"))
+    keys = [key for key in REMOTE if subject.value(key) is True]
+    revision = any(subject.is_unread(f"{part}.revision") for part in ("model", "tokenizer"))
+    if keys and not pinned and not revision:
+        yield found("moderate", *keys)
+
+
+@code_rule
+def begins_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The chat template writes a beginning-of-text token, and the tokenizer puts another one in front."""
+    path = subject.value("tokenizer.path") or subject.value("model.path")
+    if not isinstance(path, str) or not path.startswith(BEGINS):
+        return
+    for call in script.nodes:
+        if isinstance(call, ast.Call) and last_name(call.func) in ("tokenizer", "tok", "encode") and call.args and not any(
+                item.arg in ("add_special_tokens", None) for item in call.keywords):
+            template = next((node for node in script.behind(call.args[0]) if isinstance(node, ast.Call)
+                             and last_name(node.func) == "apply_chat_template"), None)
+            asked = argument(template, "tokenize") if template is not None else None
+            if template is not None and isinstance(asked, ast.Constant) and asked.value is False:
+                yield found("critical", call, template, path=path)
+                return
+
+
+@rule
+def warmup_without_effect(subject: Subject, where: Circumstances) -> Findings:
+    """A warm-up is set, and the schedule has none."""
+    key = next((key for key in ("training.warmup_steps", "training.warmup_ratio") if subject.on(key)), None)
+    if subject.framework in TRAINERS and key is not None and subject.value("training.lr_scheduler_type") == "constant":
+        yield found("moderate", key, "training.lr_scheduler_type")
+
+
+def defined(script: Script, names: tuple[str, ...]) -> Iterator[ast.AST]:
+    """Yield the assignments, in reached code, to a name that has one of these words."""
+    for node in script.nodes:
+        if isinstance(node, ast.Assign | ast.AugAssign) and not isinstance(node, DEFINITIONS):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if any(word in last_name(target).lower() for word in names):
+                    yield node
+
+
+@code_rule
+def accumulation_to_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The accumulation is divided by the number of processes, and becomes 0 where there are more of them."""
+    guarded = any(isinstance(node, ast.Assert) and "%" in script.words(node) for node in script.nodes)
+    for node in defined(script, ("accum",)):
+        value = getattr(node, "value", None)
+        divides = isinstance(getattr(node, "op", None), ast.FloorDiv) or (
+            isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv))
+        by = value.right if isinstance(value, ast.BinOp) else value
+        if divides and by is not None and not guarded and any(
+                word in last_name(by).lower() for word in ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")):
+            yield found("moderate", node, by=script.words(by))
