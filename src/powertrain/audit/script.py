@@ -192,13 +192,17 @@ class Script:
     def _reachable(self) -> frozenset[FunctionNode] | None:
         """Return the functions around the training, those that lead to it, and all that these name; None without training."""
         functions = [node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)]
+        by_name: dict[str, list[FunctionNode]] = {}
+        for function in functions:
+            parent = self.parents[function]
+            for name in {function.name, *([parent.name] if isinstance(parent, ast.ClassDef) else [])}:
+                by_name.setdefault(name, []).append(function)
 
         def named_in(node: ast.AST) -> set[FunctionNode]:
             """Return the functions of the names in a node's own code, and all methods of classes of these names."""
             names = {str(getattr(item, "id", getattr(item, "attr", ""))) for item in inside(node)}
             names |= {item.name for item in ast.walk(node) if isinstance(item, ast.FunctionDef) and item.decorator_list}
-            return {function for function in functions if function.name in names
-                    or (isinstance(parent := self.parents[function], ast.ClassDef) and parent.name in names)}
+            return {function for name in names for function in by_name.get(name, ())}
 
         reach = {function: named_in(function) for function in functions}
         own = [function for function in functions if self.module(function) is None]

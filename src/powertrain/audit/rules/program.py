@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+from collections import Counter
 from collections.abc import Iterator
 
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
@@ -82,26 +83,28 @@ def _is_annotation(script: Script, node: ast.AST) -> bool:
 def names_not_in_module(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An import names something that the project's module does not have."""
     trees = {module.file: module.tree for module in script.modules}
+    bound = {tree: _bound(tree) for tree in trees.values() if not _is_open(tree)}
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.ImportFrom) or any(isinstance(around, ast.Try) for around in script.ancestors(node)):
             continue
         tree = trees.get(script.project.get((node, ""), script.path))
-        if tree is None or _is_open(tree) or "__getattr__" in _bound(tree):
+        names = bound.get(tree) if tree is not None else None
+        if names is None or "__getattr__" in names:
             continue
-        missing = [item.name for item in node.names if item.name != "*" and item.name not in _bound(tree)
+        missing = [item.name for item in node.names if item.name != "*" and item.name not in names
                    and (node, item.name) not in script.project]
         if missing and script.is_reached(node):
-            like = next((name for name in sorted(_bound(tree)) if missing[0] in name or name in missing[0]), None)
+            like = next((name for name in sorted(names) if missing[0] in name or name in missing[0]), None)
             yield found("critical", node, names=", ".join(missing), module=node.module, like=like)
 
 
 @code_rule
 def missing_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call of the project's own function lacks an argument that the function has to have."""
-    defined = [node.name for node in ast.walk(script.tree) if isinstance(node, FunctionNode | ast.ClassDef)]
+    defined = Counter(node.name for node in ast.walk(script.tree) if isinstance(node, FunctionNode | ast.ClassDef))
     for call in script.nodes:
         function = script.called(call) if isinstance(call, ast.Call) else None
-        if function is None or not isinstance(call, ast.Call) or function.decorator_list or defined.count(function.name) > 1:
+        if function is None or not isinstance(call, ast.Call) or function.decorator_list or defined[function.name] > 1:
             continue
         if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
             continue
