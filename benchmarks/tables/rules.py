@@ -41,7 +41,7 @@ def _severities(module: ModuleType, code: ast.AST) -> Iterator[str]:
             yield from (name for other in ast.walk(code) if isinstance(other, (ast.Assign, ast.AnnAssign)) and other.value
                         and names & {item.id for item in ast.walk(other) if isinstance(item, ast.Name)
                                      and isinstance(item.ctx, ast.Store)} for name in _constants(other.value))
-        elif inspect.isfunction(helper) and helper.__module__ == module.__name__:
+        elif inspect.isfunction(helper) and helper.__module__.startswith("powertrain.audit.rules"):
             returns, tree = inspect.get_annotations(helper, eval_str=True).get("return"), ast.parse(inspect.getsource(helper))
             if returns in (Finding, Severity):
                 yield from _constants(tree) if returns is Severity else _severities(module, tree)

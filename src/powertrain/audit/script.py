@@ -179,9 +179,7 @@ class Script:
     def is_reached(self, node: ast.AST) -> bool:
         """Return whether a node belongs to the module itself or to a function that a training run may call."""
         function = node if isinstance(node, FunctionNode) else self.function(node)
-        if self._reachable is None:
-            return self.module(node) is None
-        return function is None or function in self._reachable
+        return self.module(node) is None if self._reachable is None else function is None or function in self._reachable
 
     @property
     def trains(self) -> bool:
@@ -202,7 +200,7 @@ class Script:
             """Return the functions of the names in a node's own code, and all methods of classes of these names."""
             names = {str(getattr(item, "id", getattr(item, "attr", ""))) for item in inside(node)}
             names |= {item.name for item in ast.walk(node) if isinstance(item, ast.FunctionDef) and item.decorator_list}
-            return {function for name in names for function in by_name.get(name, ())}
+            return {function for name in names if not name.startswith("__") for function in by_name.get(name, ())}
 
         reach = {function: named_in(function) for function in functions}
         own = [function for function in functions if self.module(function) is None]
@@ -312,7 +310,8 @@ class Script:
         if isinstance(owner, ast.Name) and owner.id == "self":
             around = next((each for each in self.ancestors(call) if isinstance(each, ast.ClassDef)), None)
             return self._methods.get(around.name if around is not None else "", {}).get(name) or self.functions.get(name)
-        kinds = self.kinds.get(last_name(owner), frozenset())
+        of_self = isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Name) and owner.value.id == "self"
+        kinds = self.kinds.get(last_name(owner), frozenset()) if of_self or isinstance(owner, ast.Name) else frozenset()
         return next((self._methods[kind][name] for kind in kinds if name in self._methods.get(kind, {})), None)
 
     def callers(self, function: FunctionNode | None) -> list[ast.Call]:

@@ -15,7 +15,7 @@ KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__packag
 OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
 # argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
 GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
-                  "use_auth_token": (("from_pretrained", "push_to_hub", "load_dataset"), "token")}
+                  "use_auth_token": (("push_to_hub", "load_dataset"), "token")}
 SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
 HELD_OUT, TRAINED = ("val", "eval", "test"), ("train",)
