@@ -81,7 +81,7 @@ class _Follower(Expressions):
 
     def of_module(self, module: Module | None) -> Scope:
         """Return the names of a module of the project, which is followed when it is first imported."""
-        key = module and module.file
+        key = module.file if module is not None else None
         if module is not None and key not in self.scopes:
             self.scopes[key] = scope = Scope({"__name__": module.path.stem, "__file__": str(module.file)})
             stack, self.doubts = self.doubts, []

@@ -120,7 +120,8 @@ class Script:
     @property
     def all_imported(self) -> set[str]:
         """Return what is imported anywhere in the project."""
-        return {name for each in (self, *self.modules) for name in each.imported.values()}
+        every = [self.imported, *(module.imported for module in self.modules)]
+        return {name for each in every for name in each.values()}
 
     def words(self, node: ast.AST) -> str:
         """Return a node as the script spells it, on one line."""

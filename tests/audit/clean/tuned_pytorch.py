@@ -33,7 +33,10 @@ def train(model: nn.Module, data: Dataset, held_out: Dataset, epochs: int = 2) -
     loader = DataLoader(data, batch_size=32, shuffle=True, num_workers=2, pin_memory=device.type == "cuda",
                         persistent_workers=True, drop_last=True)
     validation = DataLoader(held_out, batch_size=32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    rest = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
     steps = epochs * (len(loader) // ACCUMULATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     step = 0

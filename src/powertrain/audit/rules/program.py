@@ -18,7 +18,7 @@ GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 
                   "use_auth_token": (("push_to_hub", "load_dataset"), "token")}
 SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
-HELD_OUT, TRAINED = ("val", "eval", "test"), ("train",)
+HELD_OUT = ("val", "eval", "test")
 REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
 # published tokenizers that put a beginning-of-text token in front, as do their chat templates
 BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
