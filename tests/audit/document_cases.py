@@ -39,7 +39,8 @@ EXPECTED = (
     # one checkpoint. It does not pack.
     Expected("lora_trainer_000.py", TURING, {
         "bf16_without_hardware": "critical", "flash_attention_unfit": "critical", "offload_that_is_none": "critical",
-        "removed_names": "critical", "adapter_never_saved": "moderate", "compile_changing_lengths": "moderate", "cache_emptied_in_loop": "low",
+        "removed_names": "critical", "adapter_never_saved": "moderate",
+        "compile_changing_lengths": "moderate", "cache_emptied_in_loop": "low",
         "columns_kept": "low", "sharding_one_device": "low", "lora_dropout_cost": "low", "one_checkpoint_kept": "low",
         "packing_off": "low"}, frozenset({"good_batch"})),
     # X11: of 84 steps (171 examples, 4 epochs, 8 a step) none is the hundredth; reading 8 held-out examples every 20 steps
@@ -87,7 +88,7 @@ EXPECTED = (
     Expected("training_config_004.py", V100, {"bf16_without_hardware": "critical"}, frozenset({"good_batch"})),
     # F16: .item() at every step. F17: a prepared scheduler, stepped once a process. F15. AdamW without fused
     Expected("train_004.py", TWO_H100, {
-        "item_each_step": "moderate", "norms_decayed": "moderate", "scheduler_each_process": "critical", "cudnn_benchmark": "low",
-        "optimizer_not_fused": "low"},
+        "item_each_step": "moderate", "norms_decayed": "moderate", "scheduler_each_process": "critical",
+        "cudnn_benchmark": "low", "optimizer_not_fused": "low"},
         frozenset({"good_precision", "good_batch"})),
 )

@@ -267,7 +267,7 @@ def warmup_without_effect(subject: Subject, where: Circumstances) -> Findings:
     """A warm-up is set, and the schedule has none."""
     key = next((key for key in ("training.warmup_steps", "training.warmup_ratio") if subject.on(key)), None)
     if subject.framework in TRAINERS and key is not None and subject.value("training.lr_scheduler_type") == "constant":
-        yield found("moderate", key, "training.lr_scheduler_type")
+        yield found("moderate", "training.lr_scheduler_type", key)
 
 
 def defined(script: Script, names: tuple[str, ...]) -> Iterator[ast.AST]:
