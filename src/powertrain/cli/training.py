@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.continuing import begun, existing_run, from_mirror
+from powertrain.cli.continuing import go_back_to, run_to_continue
 from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say, tell
 from powertrain.cli.tracking import begin_following, say_missing
 from powertrain.cli.watching import Watcher, print_result
 from powertrain.launch.alerts import checked
 from powertrain.records import Hardware, RunFailed, WrongUse, to_plain
-from powertrain.records.addresses import is_address
 from powertrain.records.event_log import read_events
 from powertrain.records.json_files import read_json, write_json
 from powertrain.records.phases import Phase, Tell, nobody
@@ -46,6 +45,9 @@ def train(words: Words = None,
           output: Annotated[Path | None, typer.Option(help="Folder of this run (default: runs/NAME-DATE).")] = None,
           resume: Annotated[str | None, typer.Option(metavar="RUN", help="Continue the run in this folder, or one from its "
                                                      "mirror, such as s3://bucket/prefix/RUN.")] = None,
+          from_step: Annotated[int | None, typer.Option(min=0, help="With --resume: the step to go on from, one of those that "
+                                                        "`powertrain checkpoints list` shows; later checkpoints are set aside.")
+                               ] = None,
           goes_on: Annotated[bool, typer.Option("--continue", help="Continue the run in the folder of --output, or "
                                                                    "start it there.")] = False,
           processes: Processes = 1,
@@ -61,19 +63,13 @@ def train(words: Words = None,
     alert = os.environ.pop("POWERTRAIN_ALERT", None) if alert is None else alert         # what this one starts tells nobody
     told = None if alert is None else checked(alert)
     hears: Tell = _print_phase if as_json else nobody if quiet else tell
-    if goes_on and resume is None and (there := begun(words, output)) is not None:
-        words, output, resume = [], None, str(there)
-    if resume is not None and is_address(resume):
-        resume, output = str(from_mirror(resume, output)), None
-    folder = None if resume is None else existing_run(Path(resume), words, output)
-    if folder is not None:
-        read_events(folder.events)           # a damaged line is refused before the training
+    words, output, folder = run_to_continue(words, output, resume, from_step, goes_on=goes_on)
     if dry_run:
         _print_plan(_prepared_run(words, folder, output, nobody if quiet else tell, processes, dry_run=True), as_json=as_json)
         return 0
     place = _place(processes)
     if place is None and processes > 1:
-        return _start_processes(words, folder, output, processes, as_json=as_json, quiet=quiet, alert=told)
+        return _start_processes(words, folder, output, processes, from_step, as_json=as_json, quiet=quiet, alert=told)
 
     from powertrain.launch.group import joined_group
     from powertrain.run.folder import is_complete
@@ -91,6 +87,8 @@ def train(words: Words = None,
                 print_result(folder.path, prepared, as_json=as_json)
             return 0
         with Watcher(as_json=as_json, quiet=quiet or not ranks.is_writer, alert=told if ranks.is_writer else None) as watcher:
+            if folder is not None and from_step is not None:
+                go_back_to(folder, from_step)            # not before what may refuse the run
             with _part(folder, prepared, ranks, watcher) as part:
                 part.beside = followers = begin_following(part, prepared.recipe.report_to if ranks.is_writer else [])
                 run(part)
@@ -156,8 +154,8 @@ def _part(folder: RunFolder | None, prepared: Prepared, ranks: Ranks, watcher: W
         yield part
 
 
-def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Path | None, processes: int, *, as_json: bool,
-                     quiet: bool, alert: RunAlert | None) -> int:
+def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Path | None, processes: int,
+                     from_step: int | None, *, as_json: bool, quiet: bool, alert: RunAlert | None) -> int:
     """Train in several processes on this machine; what can be refused before they start is."""
     from powertrain.facts.hardware import read_hardware, shared_by
     from powertrain.launch.local import train_in_processes
@@ -171,6 +169,8 @@ def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Pat
     if folder is None:
         train_missing_base(recipe, tell)
         folder = create(recipe)
+    elif from_step is not None:
+        go_back_to(folder, from_step)
     watcher = Watcher(as_json=as_json, quiet=quiet, alert=alert)
     watcher.begin_alerts(str(folder.path))
     return train_in_processes(words, options, folder.path, processes, say)
@@ -362,7 +362,8 @@ def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         screen.print_json({"event": "plan", "recipe": recipe.model_dump(),
                            "origins": {key: origin.to_json() for key, origin in resolved.origins.items()},
-                           "notes": resolved.notes, "total_steps": prepared.total_steps, "facts": to_plain(facts),
+                           "notes": resolved.notes, "seen": prepared.material.said,
+                           "total_steps": prepared.total_steps, "facts": to_plain(facts),
                            "plan": planner.to_json(prepared.plan),
                            "memory": {"needed_bytes": needed, "room_bytes": room,
                                       "savings": [to_plain(saving) for saving in savings]}})

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,19 @@ def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) ->
     kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
     for path in (path for step, path in published.items() if step not in kept):
         delete_checkpoint(path)
+
+
+def set_aside_after(folder: Path, step: int) -> list[int]:
+    """Rename the checkpoints of later steps, so that no run continues from one of them; return these. Raises OSError."""
+    later = [one for one in checkpoints_in(folder).items() if one[0] > step]
+    for _, path in reversed(later):          # the newest first: a kill leaves a history without a gap
+        set_aside(path)
+    return [one for one, _ in later]
+
+
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint, so that the run neither continues from it nor deletes it. Raises OSError."""
+    path.rename(path.with_name(f"rejected-{path.name}-{time.time_ns()}"))
 
 
 def delete_checkpoint(path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from powertrain.machine import not_through_a_link
 from powertrain.recipe import Recipe, Resolved, find_recipe, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
-from powertrain.records.checkpoints import ABOUT, checkpoints_in
+from powertrain.records.checkpoints import ABOUT, checkpoints_in, set_aside_after, what_is_wrong
 from powertrain.records.errors import NAMED
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, Start, Step
@@ -238,6 +238,27 @@ def check_whole(folder: RunFolder) -> None:
     read_json(folder.plan)
     stored_recipe(folder)
     _check_recipe(folder)
+
+
+def check_step(folder: RunFolder, step: int) -> None:
+    """Raise WrongUse where the run cannot go on from this step: it has no such checkpoint, or its model is written."""
+    steps = checkpoints_in(folder.checkpoints)
+    if step and step not in steps:
+        there = f"it has those of the steps {', '.join(map(str, steps))}, and 0 is the beginning" if steps else "it has none"
+        raise WrongUse(f"{folder.path} has no checkpoint of step {step}; {there}")
+    if folder.model.exists():
+        raise WrongUse(f"{folder.path} has its final model, which going back to step {step} would write again; move "
+                       f"{folder.model} away first, or start a new run from this recipe: `powertrain train {folder.recipe}`")
+
+
+def go_back(folder: RunFolder, step: int) -> list[int]:
+    """Set the checkpoints of later steps aside, so that the run goes on from this one; return them. Raises WrongUse."""
+    with locked(folder):
+        check_step(folder, step)
+        path = checkpoints_in(folder.checkpoints).get(step)
+        if path is not None and (why := what_is_wrong(path)) is not None:
+            raise WrongUse(f"{path} is not whole: {why}; `powertrain checkpoints verify {folder.path}` says which are")
+        return set_aside_after(folder.checkpoints, step)
 
 
 def _check_recipe(folder: RunFolder) -> None:

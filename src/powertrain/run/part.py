@@ -21,7 +21,7 @@ import torch
 from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.records import RunFailed, UserError, WrongUse, events, to_plain
-from powertrain.records.checkpoints import clear_leftovers, newest_checkpoint
+from powertrain.records.checkpoints import clear_leftovers, newest_checkpoint, set_aside
 from powertrain.records.errors import DoesNotFit
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
 from powertrain.records.json_files import read_json, write_json
@@ -310,7 +310,7 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
             for name, why in rejected if ranks.is_writer else ():
                 part.emit(events.CheckpointRejected(step=part.state.step, name=name, why=why))
                 # the continuation will write a checkpoint in its place
-                (folder.checkpoints / name).rename(folder.checkpoints / f"rejected-{name}-{time.time_ns()}")
+                set_aside(folder.checkpoints / name)
             yield part
 
 

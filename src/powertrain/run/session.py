@@ -20,7 +20,7 @@ from powertrain.models.adapters.attached import measure_adapters
 from powertrain.models.adapters.files import save_model
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, events, to_plain
-from powertrain.records.checkpoints import checkpoints_in, newest_checkpoint
+from powertrain.records.checkpoints import newest_checkpoint, set_aside_after
 from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit
 from powertrain.records.json_files import write_json
 from powertrain.run import bad_steps, saving
@@ -180,9 +180,8 @@ def rewind(part: Part, bad: events.UpdateSkipped) -> None:
     load_checkpoint(found, state)
     guard.in_row, guard.rewinds, guard.passed_over = 0, rewinds, next_batch - state.step
     part.since_save.clear()
-    for step, path in checkpoints_in(folder).items() if part.ranks.is_writer else ():
-        if step > state.step:
-            path.rename(folder / f"rejected-{path.name}-{time.time_ns()}")
+    if part.ranks.is_writer:
+        set_aside_after(folder, state.step)
     part.emit(events.Rewound(step=state.step, bad_step=bad.step, in_row=bad.in_row, examples=bad.examples, rewinds=rewinds,
                              passed_over=guard.passed_over, most=part.prepared.recipe.max_rewinds), durable=True)
 
