@@ -46,14 +46,21 @@ PEERS = ROOT / ".peers"
 REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
 # cases that take no steps by turns
-OTHERS = {"prepare": measure_preparing, "start": measure_starting, "saving": measure_saving,
-          "page": measure_page}
+OTHERS = {"prepare": measure_preparing, "start": measure_starting, "saving": measure_saving}
+PAGE = "page"                # the case that needs neither peers nor materials
 # A step of a peer can take most of a minute. What comes first after a pause is not timed, because page faults can slow it down.
 PACE = Pace(window_s=2.0, pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_s=1.0, least_lead_in=1)
 
 
 def main() -> None:
     options = parse()
+    if not options.cases or PAGE in options.cases:
+        if not options.busy:
+            refuse_busy_machine()
+        with tempfile.TemporaryDirectory(prefix="powertrain-bench-") as scratch:
+            measure_page(Path(scratch), cache_folder())
+    if options.cases == [PAGE]:
+        return
     chosen = [case for case in CASES if not options.cases or case.name in options.cases]
     python = peers_python()
     for case in chosen:
@@ -75,7 +82,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ", ".join([*(case.name for case in CASES), *OTHERS])
+    names = ", ".join([*(case.name for case in CASES), *OTHERS, PAGE])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {names}; default: all")
     parser.add_argument("--minutes", type=float, default=10.0,
                         help="for each case, shared by its peers; each peer gets a round of five windows in any case")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cases import Materials
 from conditions import marked
 from preparing import plain
 
@@ -38,12 +37,12 @@ PAIRS, WINDOW_S, SETTLE_S = 16, 15.0, 1.5
 OPENED = 5                                   # times, of which the median counts
 
 
-def measure(materials: Materials, python: Path) -> None:
+def measure(scratch: Path, cache: Path) -> None:
     """Measures pages and a training beside one, prints the figures and stores the study."""
     folder, began = studies.new_folder("bench-page"), time.monotonic()
     with MachineWatch() as watch, chromium() as browser:
-        found = {**opening(browser, materials.folder / "opening"), **beside(browser, materials.folder / "beside")}
-    hardware, software = read_hardware(materials.cache), read_software()
+        found = {**opening(browser, scratch / "opening"), **beside(browser, scratch / "beside")}
+    hardware, software = read_hardware(cache), read_software()
     described = studies.circumstances(hardware, software)
     study = Study(name=folder.name, kind="page", what="how fast pages open, and what an open page costs a training",
                   seconds=time.monotonic() - began, **{**described, "machine": marked(described["machine"], watch.seen)},
