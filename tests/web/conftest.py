@@ -1,17 +1,24 @@
 """The page without a browser: an application in a folder of its own, and a client that speaks to it as a browser would."""
 
 import asyncio
+import contextlib
+import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
 
+from powertrain import cli
+from powertrain.cli.page import answering
+from powertrain.records import WrongUse
 from powertrain.web.app import make_app, read_assets
+from powertrain.web.asking import Answer as Answered
 from powertrain.web.asking import Asking
 from powertrain.web.chatting import Talks
 from powertrain.web.guard import COOKIE, Guard
@@ -135,3 +142,29 @@ def client(root: Path, tmp_path: Path) -> Iterator[Client]:
     yield Client(app, site, cookie)
     end_all(site.jobs)
     site.asking.end()
+
+
+class Here:
+    """The process that answers quick questions, in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.monkeypatch, self.asked, self.problem = monkeypatch, list[list[str]](), ""
+
+    async def ask(self, words: Sequence[str], topic: str = "") -> Answered:
+        self.asked.append([*words])
+        if self.problem:
+            raise WrongUse(self.problem)
+        self.monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(words)))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            answering(cli.app)()
+        found = json.loads(printed.getvalue())
+        return Answered(found["code"], tuple(json.loads(line) for line in found["lines"] if line.startswith("{")))
+
+
+@pytest.fixture
+def page(client: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A page whose questions are answered in this process, and whose jobs only print their words."""
+    monkeypatch.setenv("POWERTRAIN_CACHE", str(cache))
+    client.site.jobs.program = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
+    client.site = client.app.app.state.site = replace(client.site, asking=Here(monkeypatch))
+    return client

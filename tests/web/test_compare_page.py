@@ -117,3 +117,72 @@ def test_damaged_files_are_said_or_left_out(client, runs, file, content):
     answer = client.get("/compare?run=older&run=newer")
     assert answer.status == 200
     assert "30 of 30" in answer.text
+
+
+FACTS = {"hardware": {"name": "here", "cores": 2}, "software": {"versions": {}},
+         "data": {"digest": "a", "block": 64, "train_batch_size": 8, "source": "/x/a.txt"},
+         "model": {"family": "llama", "layers": 2, "path": "/x/model"}}
+PACKED = {"steps": [{"technique": "packing", "settings": {"tokens": 64}, "because": "x"}], "refused": []}
+PLAIN = {"steps": [], "refused": []}
+
+
+@pytest.fixture
+def arms(runs, root):
+    """Two runs, and a study whose arms have their work and their plans."""
+    study = root / "studies" / "2026-01-01_ablation-made"
+    study.mkdir(parents=True)
+    (root / "made.yaml").write_text("name: made\n")
+    for name, plan in (("older", PLAIN), ("newer", PACKED)):
+        (runs / name / "recipe.yaml").write_text("name: made\n")
+        (runs / name / "facts.json").write_text(json.dumps(FACTS))
+        (runs / name / "plan.json").write_text(json.dumps(plan))
+    portable = {**FACTS, "data": {**FACTS["data"], "source": "a.txt"}, "model": {**FACTS["model"], "path": "model"}}
+    (study / "facts.json").write_text(json.dumps(portable))
+    (study / "plans.json").write_text(json.dumps({"without packing": PLAIN, "full plan": PACKED}))
+    (study / "evidence.json").write_text(json.dumps({"kind": "ablation", "arms": [
+        {"name": "without packing", "words": ["made.yaml"]}, {"name": "full plan", "words": ["made.yaml"]}], "comparisons": [
+        {"a": "without packing", "b": "full plan", "verdict": "faster", "because": "1.310 times as fast (1.290 to 1.330)",
+         "parity": {"because": "they agree"}}]}))
+    return study
+
+
+def test_runs_that_are_arms_of_a_study_show_its_evidence(client, arms):
+    text = client.get("/compare?run=older&run=newer").text
+    assert 'href="/studies/2026-01-01_ablation-made"' in text
+    assert 'newer is the arm "full plan"' in text
+    assert ("newer beside older (full plan beside without packing): faster, 1.310 times as fast (1.290 to 1.330); losses: they "
+            "agree.") in text
+    text = client.get("/compare?run=newer&run=older").text               # in any order
+    assert "newer beside older (full plan beside without packing): faster" in text
+    text = client.get("/compare?run=newer").text                         # one alone is told which arm it is
+    assert "full plan" in text
+    assert "beside" not in text.partition("What was measured of them")[2].partition("</ul>")[0]
+
+
+@pytest.mark.parametrize("change", [
+    lambda facts, plan: facts["hardware"].update(name="elsewhere"), lambda facts, plan: facts["data"].update(digest="b"),
+    lambda facts, plan: facts["data"].update(train_batch_size=16), lambda facts, plan: facts["model"].update(layers=3),
+    lambda facts, plan: plan["steps"][0]["settings"].update(tokens=128)])
+def test_a_run_of_other_work_is_no_arm(client, arms, runs, change):
+    facts, plan = json.loads(json.dumps(FACTS)), json.loads(json.dumps(PACKED))
+    change(facts, plan)
+    (runs / "newer" / "facts.json").write_text(json.dumps(facts))
+    (runs / "newer" / "plan.json").write_text(json.dumps(plan))
+    text = client.get("/compare?run=older&run=newer").text
+    assert 'older is the arm "without packing".' in text
+    assert "newer is the arm" not in text
+    assert "faster" not in text
+
+
+def test_a_run_with_another_optimizer_is_no_arm(client, arms, runs):
+    (runs / "newer" / "recipe.yaml").write_text("name: made\noptimizer:\n  name: sgd\n")
+    assert "newer is the arm" not in client.get("/compare?run=older&run=newer").text
+
+
+@pytest.mark.parametrize("file", ["facts.json", "plans.json", "evidence.json"])
+@pytest.mark.parametrize("content", ["", "[1]", '{"data": 1, "arms": 4, "comparisons": [1]}'])
+def test_a_damaged_study_says_nothing(client, arms, file, content):
+    (arms / file).write_text(content)
+    answer = client.get("/compare?run=older&run=newer")
+    assert answer.status == 200
+    assert "What was measured of them" not in answer.text

@@ -120,6 +120,12 @@ def test_a_body_may_be_so_large_only(client):
     assert client.request("POST", "/enter", b"[" * 100_000, JSON).status == 400
 
 
+def test_script_and_style_are_small(client):
+    sizes = [len(client.get(f"/static/{name}").body) for name in client.site.assets]
+    assert len(sizes) == 2
+    assert sum(sizes) <= 60_000              # as they are sent: gzip
+
+
 def test_no_template_or_script_of_the_page_holds_inline_script_or_style():
     folder = Path(guard.__file__).parent
     for file in (folder / "templates").glob("*.html"):

@@ -172,3 +172,62 @@ def test_only_a_run_that_is_not_complete_offers_to_go_on(client, run):
     assert "/runs/one/resume" not in text
     assert "/chat?model=runs/one" in text
     assert is_being_written(RunFolder(run)) is False
+
+
+@pytest.fixture
+def stopped(run):
+    """A run that was stopped after step 50, with the checkpoints of three steps."""
+    log = run / "events.jsonl"
+    log.write_text(log.read_text().replace('"reason": "finished"', '"reason": "stopped", "signal": "SIGTERM"'))
+    for step in (20, 40, 50):
+        (run / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    return run
+
+
+def test_a_run_goes_on_from_any_of_its_checkpoints(client, stopped, monkeypatch):
+    text = client.get("/runs/one").text
+    assert "Resume from step 50" in text
+    offered = re.findall(r"data-send='({\"step\": \d+})' data-ask=\"([^\"]+)\"", text)
+    assert [json.loads(value) for value, _ in offered] == [{"step": 20}, {"step": 40}]          # the newest is above
+    assert "later steps (40, 50) are set aside, not deleted" in offered[0][1]
+    monkeypatch.setattr(client.site.jobs, "_start", lambda job: None)
+    assert client.post("/runs/one/resume", {"step": 20}).status == 200
+    assert client.post("/runs/one/resume", {}).status == 200
+    assert {job.words for job in client.site.jobs.all()} == {
+        ("train", "--resume", "runs/one", "--from-step", "20"), ("train", "--resume", "runs/one")}
+
+
+@pytest.mark.parametrize(("step", "problem"), [
+    (30, "has no checkpoint of step 30"), (-1, "a step is a whole number"), (True, "a step is a whole number"),
+    ("20; rm", "a step is a whole number"), (10**30, "a step is a whole number"), (20.5, "a step is a whole number")])
+def test_a_step_that_is_not_there_is_refused_at_once(client, stopped, step, problem):
+    answer = client.post("/runs/one/resume", {"step": step})
+    assert answer.status == 400
+    assert problem in answer.json()["problem"]
+    assert client.site.jobs.all() == []
+
+
+def test_a_complete_run_offers_no_way_back(client, stopped):
+    (stopped / "model").mkdir()
+    assert "data-send='{\"step\"" not in client.get("/runs/one").text
+    assert "has its final model" in client.post("/runs/one/resume", {"step": 20}).json()["problem"]
+
+
+@pytest.mark.parametrize(("place", "step"), [
+    ("at=20", 20), ("at=20.4", 20), ("at=20.6", 21), ("at=-5", 1), ("at=1e9", 50), ("x=tokens&at=5120", 10),
+    ("x=time&at=2.04", 20)])
+def test_a_place_on_the_curves_tells_its_step(client, run, place, step):
+    (says,) = client.get(f"/runs/one/at?{place}").json()["says"]
+    assert says.startswith(f"step {step}: loss {json.loads(line_of(step))['loss']:.4f}, 5,000 tokens/s, gradient norm ")
+    assert says.endswith("learning rate 0.001, 0.1 s")
+
+
+@pytest.mark.parametrize("place", ["", "at=", "at=x", "at=nan", "at=inf"])
+def test_a_place_is_a_number(client, run, place):
+    assert client.get(f"/runs/one/at?{place}").status == 400
+
+
+def test_a_place_of_several_runs_tells_each_step(client, run, root):
+    write_run(root / "runs" / "two", 10)
+    says = client.get("/compare/at?run=one&run=two&at=30").json()["says"]
+    assert [line.partition(": loss")[0] for line in says] == ["one: step 30", "two: step 10"]

@@ -97,6 +97,22 @@ def test_what_is_no_form_of_this_page_is_refused(places, values):
         asked(values, places)
 
 
+@pytest.mark.parametrize("key", ["model.path", "data.source"])
+@pytest.mark.parametrize("name", ["runs/none", "uploads/none.jsonl", "exports/none", "my/rows.csv", "my/rows.JSONL"])
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(places, key, name):
+    with pytest.raises(NotThere, match="hub id such as"):
+        asked({**({"recipe": "default"} if key == "data.source" else {}), key: name}, places)
+
+
+def test_what_lies_here_is_no_download(places):
+    for name in ("org/rows.jsonl", "uploads/rows.jsonl", "org/model"):
+        (places.root / name).parent.mkdir(exist_ok=True)
+        (places.root / name).touch()
+        assert not asked({"recipe": "default", "data.source": name}, places).may_download
+    assert asked({"recipe": "default", "data.source": "org/data"}, places).may_download
+    assert asked({"model.path": "Qwen/Qwen2.5-0.5B"}, places).may_download
+
+
 def test_uploads_get_names_of_our_own(client, root):
     found = client.put("/uploads/..%2f..%2fevil%00.jsonl", b"{}\n")
     assert found.status in (200, 400, 404)

@@ -1,11 +1,9 @@
 """Audit, studies, claims, measuring and this machine: what is asked of other processes, and what is shown of their answers."""
 
-import contextlib
-import io
+import html
 import json
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +12,6 @@ from typing import Any
 import pytest
 from runs_written import write_run
 
-from powertrain import cli
-from powertrain.cli.page import answering
-from powertrain.records import WrongUse
 from powertrain.web.asking import Answer
 from powertrain.web.jobs_pages import STUDY
 
@@ -26,32 +21,6 @@ args = TrainingArguments("{EVIL}", logging_steps=1, eval_steps=1, evaluation_str
 Trainer(model="{EVIL}", args=args).train()
 """
 STUDIES = Path(__file__).resolve().parents[2] / "studies"
-
-
-class Here:
-    """The process that answers quick questions, in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.monkeypatch, self.asked, self.problem = monkeypatch, list[list[str]](), ""
-
-    async def ask(self, words: Sequence[str], topic: str = "") -> Answer:
-        self.asked.append([*words])
-        if self.problem:
-            raise WrongUse(self.problem)
-        self.monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(words)))
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            answering(cli.app)()
-        found = json.loads(printed.getvalue())
-        return Answer(found["code"], tuple(json.loads(line) for line in found["lines"] if line.startswith("{")))
-
-
-@pytest.fixture
-def page(client: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A page whose questions are answered in this process, and whose jobs only print their words."""
-    monkeypatch.setenv("POWERTRAIN_CACHE", str(cache))
-    client.site.jobs.program = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
-    client.site = client.app.app.state.site = replace(client.site, asking=Here(monkeypatch))
-    return client
 
 
 def words_of(page: Any, answer: Any) -> Sequence[str]:
@@ -123,6 +92,7 @@ def test_studies_are_listed_and_shown(page: Any, root: Path) -> None:
     (root / "studies" / "link").symlink_to(STUDIES)
     listed = page.get("/studies").text
     assert "/studies/small" in listed
+    assert json.loads((root / "studies" / "small" / "evidence.json").read_text())["what"] in html.unescape(listed)
     assert "<script>alert" not in listed
     assert "/studies/link" not in listed
     found = page.get("/studies/small").text

@@ -16,7 +16,7 @@ from powertrain.records.json_files import read_json
 from powertrain.run.folder import RunFolder, recipe_of
 from powertrain.web.chatting import Model
 from powertrain.web.places import NotThere, Places, children
-from powertrain.web.settings import HUB_ID
+from powertrain.web.settings import is_on_hub
 from powertrain.web.site import fields, shown, site_of
 
 MOST_TOKENS, LONGEST_MESSAGE = 2048, 100_000
@@ -31,7 +31,7 @@ def model_of(places: Places, name: str) -> Model:
         path = places.run(name.removeprefix("runs/"))
         if not (path / "model").is_dir():
             raise NotThere(f"{name} has no finished model yet; wait until it ends, or resume it")
-    elif HUB_ID.fullmatch(name) and not (places.root / name).exists():
+    elif is_on_hub(name, places):
         return Model(name)
     else:
         path = places.inside(name)

@@ -6,10 +6,12 @@ from urllib.parse import urlencode
 
 import numpy as np
 
+from powertrain.records import WrongUse
 from powertrain.records.events import Evaluated
 from powertrain.report.chart import COLOURS, Axis, Mark, Plot, Points, Series, Stack
 from powertrain.report.page import Figure, Missing, Table
 from powertrain.report.run_figures import COLOUR_OF
+from powertrain.report.words import count
 from powertrain.web.series import PARTS
 from powertrain.web.series import Series as Written
 
@@ -81,6 +83,26 @@ def xs_of(written: Written, x: str) -> np.ndarray:
         return written["step"]
     total: np.ndarray = np.cumsum(written["tokens" if x == "tokens" else "seconds"])
     return total
+
+
+def values_at(written: Written, x: str, at: float) -> str:
+    """Return the numbers of the step nearest to a place of the x axis, in words; "" where there is none."""
+    xs = xs_of(written, x)
+    if not len(xs):
+        return ""
+    right = min(int(np.searchsorted(xs, at)), len(xs) - 1)
+    row = right - 1 if right and at - xs[right - 1] < xs[right] - at else right
+    seconds = float(written["seconds"][row])
+    speed = f"{count(float(written['real_tokens'][row]) / seconds)} tokens/s, " if seconds else ""
+    return (f"step {written['step'][row]:,.0f}: loss {written['loss'][row]:.4f}, {speed}gradient norm "
+            f"{written['grad_norm'][row]:.3g}, learning rate {written['learning_rate'][row]:.3g}, {seconds:.3g} s")
+
+
+def asked_place(query: Mapping[str, str]) -> float:
+    """Return the place of the x axis that a request asks about. Raises WrongUse."""
+    if (at := _number(query.get("at", ""))) is None:
+        raise WrongUse("a place on a curve is a number, such as at=100")
+    return at
 
 
 def thinned(xs: np.ndarray, ys: np.ndarray, low: float, high: float) -> Points:

@@ -120,9 +120,10 @@ def studies(request: Request) -> Response:
     found = []
     for folder in reversed(list(children(site.places.studies, ("evidence.json",)))):
         try:
-            found.append((folder.name, str(read_json(folder / "evidence.json").get("kind", ""))))
+            evidence = read_json(folder / "evidence.json")
+            found.append((folder.name, str(evidence.get("kind", "")), str(evidence.get("what", ""))))
         except (WrongUse, OSError) as error:
-            found.append((folder.name, str(error)))
+            found.append((folder.name, "damaged", str(error)))
     return shown(request, "studies.html", title="Studies", studies=found)
 
 
@@ -149,7 +150,7 @@ def measuring(request: Request) -> Response:
 
     site = site_of(request)
     runs = [run.name for run in children(site.places.runs, ("recipe.yaml",))]
-    return shown(request, "measure.html", title="Diagnose and tune", recipes=list(shipped_recipes()), runs=runs[-200:],
+    return shown(request, "measure.html", title="Measure", recipes=list(shipped_recipes()), runs=runs[-200:],
                  budgets=BUDGETS)
 
 

@@ -24,6 +24,7 @@ from powertrain.web.asking import Answer, Superseded
 from powertrain.web.jobs import Job
 from powertrain.web.places import children
 from powertrain.web.run_pages import effect
+from powertrain.web.runs_pages import row_of
 from powertrain.web.settings import HOW, SETTINGS, WHAT, Asked, asked, values_of
 from powertrain.web.site import Site, fields, shown, site_of
 
@@ -38,7 +39,9 @@ ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".md", ".parquet", ".arrow
 def home(request: Request) -> Response:
     site = site_of(request)
     recent = sorted(children(site.places.runs, ("recipe.yaml", ".lock")), key=_changed, reverse=True)[:RECENT_RUNS]
-    return shown(request, "home.html", title="Home", recent=[run.name for run in recent], all_jobs=[
+    known = site.index.summaries(recent)
+    rows = [row_of(known.get(run) or site.index.summary(run)) for run in recent]
+    return shown(request, "home.html", title="Home", recent=rows, all_jobs=[
         job for job in site.jobs.all() if job.state != "ended"])
 
 
@@ -153,7 +156,7 @@ def _described(found: Mapping[str, Any]) -> dict[str, Any]:
     techniques = [("on", step["technique"], step["does"], step["because"], plan_report.claim(effect(step["claim"])))
                   for step in found["plan"]["steps"]]
     techniques += [("off", one["technique"], one.get("does", ""), one["because"], "") for one in found["plan"]["refused"]]
-    return {"rows": rows, "figures": figures, "techniques": techniques, "notes": found["notes"],
+    return {"rows": rows, "figures": figures, "techniques": techniques, "notes": [*found["notes"], *found["seen"]],
             "savings": [(one["words"], memory(one["bytes"])) for one in found["memory"]["savings"]]}
 
 

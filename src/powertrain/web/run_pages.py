@@ -24,9 +24,9 @@ from powertrain.report.plan import claim
 from powertrain.report.result import printable
 from powertrain.report.run_figures import memory_by_component
 from powertrain.report.words import memory, with_settings
-from powertrain.run.folder import RunFolder, is_being_written, trainer_here
+from powertrain.run.folder import RunFolder, check_step, is_being_written, trainer_here
 from powertrain.web import live
-from powertrain.web.curves import SMOOTHED, View, X, charts, xs_of
+from powertrain.web.curves import SMOOTHED, View, X, asked_place, charts, values_at, xs_of
 from powertrain.web.series import Series
 from powertrain.web.site import Diagnosed, fields, show_report, shown, site_of
 
@@ -112,16 +112,17 @@ def effect(values: Mapping[str, Any]) -> Any:
     return Effect(**{**values, "step_time": tuple(values["step_time"])})
 
 
-def _checkpoints(folder: RunFolder, series: Series) -> Table | None:
+def _checkpoints(folder: RunFolder, series: Series) -> list[dict[str, Any]]:
     uploaded = {one.name: f"uploaded and verified ({memory(one.bytes)})" for one in series.others if isinstance(one, Uploaded)}
     failed = {one.name: f"not uploaded: {printable(one.why)}" for one in series.others if isinstance(one, UploadFailed)}
-    rows = []
-    for step, path in checkpoints_in(folder.checkpoints).items():
+    rows, found = [], checkpoints_in(folder.checkpoints)
+    for step, path in found.items():
         size = 0
         with suppress(OSError):              # deleted meanwhile
             size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
-        rows.append((path.name, step, memory(size), uploaded.get(path.name) or failed.get(path.name) or "here"))
-    return Table(("checkpoint", "step", "size", "where"), tuple(rows)) if rows else None
+        rows.append({"step": step, "size": memory(size), "where": uploaded.get(path.name) or failed.get(path.name) or "here",
+                     "later": [f"{one:,}" for one in found if one > step]})
+    return rows
 
 
 def _resume(folder: RunFolder, state: str, series: Series) -> str:
@@ -130,6 +131,13 @@ def _resume(folder: RunFolder, state: str, series: Series) -> str:
         return ""
     steps = list(checkpoints_in(folder.checkpoints))
     return f"Resume from step {steps[-1]:,}" if steps else "Resume from step 0: no checkpoint was saved"
+
+
+def at(request: Request) -> Response:
+    """Tell the numbers of the step that lies at a place of the curves."""
+    site, query = site_of(request), request.query_params
+    series = site.index.series(site.places.run(request.path_params["name"]))
+    return JSONResponse({"says": [values_at(series, View.of(query).x, asked_place(query))]})
 
 
 def stream(request: Request) -> Response:
@@ -169,14 +177,21 @@ async def stop(request: Request) -> Response:
 
 
 async def resume(request: Request) -> Response:
-    site, name = site_of(request), request.path_params["name"]
+    """Go on with a run: from its newest checkpoint, or from that of the step that is named."""
+    site, name, step = site_of(request), request.path_params["name"], (await fields(request)).get("step")
+    if step is not None and (type(step) is not int or not 0 <= step < 10**12):
+        raise WrongUse("a step is a whole number, such as 100")
     folder = RunFolder(site.places.run(name))
     if is_being_written(folder):
         raise WrongUse(f"a process trains in runs/{name} already")
-    job = site.jobs.ask(f"Resume {name}", ["train", "--resume", f"runs/{name}"], f"runs/{name}")
+    if step is not None:
+        check_step(folder, step)
+    title, back = (f"Resume {name}", []) if step is None else (f"Resume {name} from step {step:,}", ["--from-step", str(step)])
+    job = site.jobs.ask(title, ["train", "--resume", f"runs/{name}", *back], f"runs/{name}")
     return JSONResponse({"go": f"/runs/{quote(name)}" if job.state == "running" else f"/jobs/{job.id}"})
 
 
-ROUTES = [Route("/runs/{name}", show), Route("/runs/{name}/stream", stream), Route("/runs/{name}/report", report),
+ROUTES = [Route("/runs/{name}", show), Route("/runs/{name}/stream", stream), Route("/runs/{name}/at", at),
+          Route("/runs/{name}/report", report),
           Route("/runs/{name}/causes", causes),
           Route("/runs/{name}/stop", stop, methods=["POST"]), Route("/runs/{name}/resume", resume, methods=["POST"])]

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from powertrain.records import WrongUse, timeline
@@ -21,7 +21,8 @@ from powertrain.report.page import Cell, Table
 from powertrain.report.run_page import RunFiles
 from powertrain.report.words import count, duration, memory, with_settings
 from powertrain.run.folder import RunFolder, stored_recipe
-from powertrain.web.curves import SMOOTHED, View, X, over_each_other, xs_of
+from powertrain.web.arms import evidence_of
+from powertrain.web.curves import SMOOTHED, View, X, asked_place, over_each_other, values_at, xs_of
 from powertrain.web.places import children
 from powertrain.web.series import Listed, Series
 from powertrain.web.site import Site, shown, site_of
@@ -54,7 +55,7 @@ def listed(request: Request) -> Response:
         return "/runs?" + urlencode({name: value for name, value in values.items() if value})
 
     return shown(
-        request, "runs.html", title="Runs", rows=[_row(run) for run in found[(page - 1) * ROWS:page * ROWS]],
+        request, "runs.html", title="Runs", rows=[row_of(run) for run in found[(page - 1) * ROWS:page * ROWS]],
         words=words, state=state, total=len(runs) + waiting, read=len(runs), waiting=waiting,
         here=address(page=page), matching=len(found),
         states=[(name, address(state=name), len(of_state[name]), name == state) for name in STATES if of_state[name]],
@@ -75,8 +76,8 @@ def runs_of(site: Site, patience_s: float) -> tuple[list[Listed], int]:
     return sorted(found.values(), key=lambda run: (run.began, run.folder.name), reverse=True), waiting
 
 
-def _row(run: Listed) -> dict[str, str]:
-    """Return the words of a line."""
+def row_of(run: Listed) -> dict[str, str]:
+    """Return the words of a run's line in a list."""
     return {"folder": run.folder.name, "recipe": run.name, "state": run.state, "started": run.started or UNKNOWN,
             "steps": f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}",
             "loss": UNKNOWN if run.last_loss is None else f"{run.last_loss:.4f}",
@@ -110,8 +111,17 @@ def compared(request: Request) -> Response:
         views=_choices(view), moves=view.moved(0.0, max(ends)) if ends else {},
         settings=_differing("setting", {name: _settings(one.recipe) for name, one in files.items()}, _absent),
         techniques=_differing("technique", {name: _techniques(one.plan) for name, one in files.items()}, lambda _: "off"),
-        says=list(_comparable(files)), charts=over_each_other(written, view) if names else [],
+        says=list(_comparable(files)), evidence=evidence_of(site.places.studies, files),
+        charts=over_each_other(written, view) if names else [],
         results=Table(("", *names), tuple(_results({name: (written[name], paths[name]) for name in names}))) if names else None)
+
+
+def compared_at(request: Request) -> Response:
+    """Tell the numbers of each run's step that lies at a place of the curves."""
+    site, query = site_of(request), request.query_params
+    names = list(dict.fromkeys(query.getlist("run")))[:MOST_COMPARED]
+    values = {name: values_at(site.index.series(site.places.run(name)), View.of(query).x, asked_place(query)) for name in names}
+    return JSONResponse({"says": [f"{name}: {says}" for name, says in values.items() if says]})
 
 
 def _choices(view: View) -> list[tuple[str, list[tuple[str, str, bool]]]]:
@@ -182,4 +192,4 @@ def _result(series: Series, path: Path) -> dict[str, str]:
             "time in steps": duration(seconds) if steps else UNKNOWN, "peak memory": memory(peak) if peak else UNKNOWN}
 
 
-ROUTES = [Route("/runs", listed), Route("/compare", compared)]
+ROUTES = [Route("/runs", listed), Route("/compare", compared), Route("/compare/at", compared_at)]

@@ -7,12 +7,13 @@ from typing import Any
 
 from powertrain.recipe import Recipe, Resolved, flat, quoted, resolve, shipped_recipes
 from powertrain.records import WrongUse
-from powertrain.web.places import Places
+from powertrain.web.places import NotThere, Places
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 CORPORA = ("stdlib", "shakespeare", "docstrings")
 NOT_PATHS = {"data.tokenizer": ("bpe", "char", "byte"), "data.chat_template": ("plain", "chatml", "raw")}
+OF_A_FILE = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".md", ".parquet", ".arrow", ".yaml")
 LONGEST, MOST_LINES = 4000, 200              # characters of a value, lines of further settings
 WILD = re.compile(r"[*?\[]")
 
@@ -64,15 +65,11 @@ class Asked:
 
     words: tuple[str, ...]                   # a shipped recipe's name, if any, then key=value
     resolved: Resolved
+    may_download: bool                       # the model or the data come from the hub, which a plan does not load
 
     @property
     def recipe(self) -> Recipe:
         return self.resolved.recipe
-
-    @property
-    def may_download(self) -> bool:
-        """Return whether the model or the data come from the hub, which a plan does not load."""
-        return any(HUB_ID.fullmatch(source) for source in (self.recipe.model.path or "", *self.recipe.data.sources))
 
 
 def asked(values: Mapping[str, Any], places: Places) -> Asked:
@@ -87,7 +84,21 @@ def asked(values: Mapping[str, Any], places: Places) -> Asked:
     words += _further(_text(values, "more"))
     resolved = resolve(first[0] if first else None, words)
     check(resolved.recipe, places, own=bool(like))
-    return Asked((*first, *words), resolved)
+    sources = (resolved.recipe.model.path or "", *resolved.recipe.data.sources)
+    return Asked((*first, *words), resolved, any(is_on_hub(source, places) for source in sources))
+
+
+def is_on_hub(name: str, places: Places) -> bool:
+    """Return whether a name is a hub id, and not a path. Raises WrongUse for a path of the page's own that is not there.
+
+    A hub id looks like a path of two parts: one of the page's folders, or of a file, would be looked for on the hub in vain.
+    """
+    if not HUB_ID.fullmatch(name) or (places.root / name).exists():
+        return False
+    own = [folder.name for folder in (places.runs, places.uploads, places.exports)]
+    if name.partition("/")[0] in own or name.lower().endswith(OF_A_FILE):
+        raise NotThere(f"there is no {name} here; name a file or folder that is there, or a hub id such as Qwen/Qwen2.5-0.5B")
+    return True
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:
@@ -137,7 +148,7 @@ def check(recipe: Recipe, places: Places, *, own: bool = False) -> None:
 
 def _check_path(path: str, places: Places) -> None:
     plain = path[:found.start()].rpartition("/")[0] or "." if (found := WILD.search(path)) else path
-    if HUB_ID.fullmatch(path) and not (places.root / path).exists():
+    if is_on_hub(path, places):
         return
     places.inside(plain)
 

@@ -26,8 +26,9 @@ from powertrain.web.sessions import Sessions
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")           # what could steer a terminal, once it is copied
 # the pages that the head of each page names
-MENU = {"Home": "/", "New run": "/new", "Runs": "/runs", "Models": "/models", "Data": "/data", "Studies": "/studies",
-        "Audit": "/audit", "System": "/system"}
+MENU = {"Home": "/", "New run": "/new", "Runs": "/runs", "Chat": "/chat", "Models": "/models", "Data": "/data",
+        "Measure": "/measure", "Studies": "/studies", "Claims": "/claims", "Audit": "/audit", "Jobs": "/jobs",
+        "System": "/system"}
 
 
 @dataclass

@@ -112,6 +112,8 @@ async function refresh(part) {
     all("details", fresh).forEach((details) => { details.open ||= open.has(details.dataset.key || details.textContent.slice(0, 40)); });
     const focused = part.contains(document.activeElement) ? pathTo(document.activeElement, part) : null;
     const scrolls = all("[data-follow]", part).map((box) => box.scrollTop + box.clientHeight + 8 >= box.scrollHeight ? -1 : box.scrollTop);
+    const read = one("[data-pointed]", part), shown = one("[data-pointed]", fresh);
+    if (read && shown) shown.textContent = read.textContent;
     part.replaceWith(fresh);
     if (focused) one(focused, fresh)?.focus({preventScroll: true});
     follow(fresh, scrolls);
@@ -214,6 +216,17 @@ document.addEventListener("change", async (event) => {
   field.form.elements[field.dataset.name].value = field.files[0].name;
 });
 
+all("[data-drop]").forEach((place) => {
+  place.addEventListener("dragover", (event) => event.preventDefault());
+  place.addEventListener("drop", async (event) => {
+    const file = event.dataTransfer.files[0];
+    if (!file) return;                       // text, which the browser puts in itself
+    event.preventDefault();
+    place.value = await file.text();
+    place.form.elements[place.dataset.drop].value = file.name;
+  });
+});
+
 // ---------------------------------------------------------------- dragging across a curve shows that range
 
 let dragged = null;
@@ -235,6 +248,38 @@ document.addEventListener("pointerup", (event) => {
   values.set("from", first);
   values.set("to", last);
   location.assign(`${address}?${values}#curves`);
+});
+
+// ---------------------------------------------------------------- pointing at a curve tells the numbers of its step
+
+let pointing = null, asksAt = 0;
+
+function point(svg, event) {
+  const box = svg.getBoundingClientRect(), [start, end, low, high] = svg.dataset.x.split(" ").map(Number);
+  const share = ((event.clientX - box.left) * svg.viewBox.baseVal.width / box.width - start) / (end - start);
+  const area = svg.closest("[data-at]");
+  all(".crosshair", area).forEach((line) => line.remove());
+  if (share < 0 || share > 1) return;
+  for (const other of all("svg[data-x]", area)) {          // the same place in all of them
+    const [from, to] = other.dataset.x.split(" ").map(Number), line = document.createElementNS(svg.namespaceURI, "line");
+    const place = from + share * (to - from), values = {class: "crosshair", x1: place, x2: place, y1: 0, y2: other.viewBox.baseVal.height};
+    for (const [name, value] of Object.entries(values)) line.setAttribute(name, value);
+    other.append(line);
+  }
+  clearTimeout(asksAt);
+  asksAt = setTimeout(async () => {
+    pointing?.abort();
+    pointing = new AbortController();
+    try {
+      const answer = await fetch(`${area.dataset.at}&at=${low + share * (high - low)}`, {signal: pointing.signal});
+      if (answer.ok) one("[data-pointed]", area).textContent = (await answer.json()).says.join("\n");
+    } catch { /* a newer place is asked for, or the stream says that the server is gone */ }
+  }, 60);
+}
+
+document.addEventListener("pointermove", (event) => {
+  const svg = event.target.closest?.("[data-at] svg[data-x]");
+  if (svg) point(svg, event);
 });
 
 document.addEventListener("change", async (event) => {
