@@ -90,8 +90,8 @@ def beside(browser: Any, folder: Path) -> dict[str, Any]:
         page.get_by_label("Time, seconds").fill("")
         page.get_by_label("More settings").fill("train_time_s=null\nmax_steps=100000\neval_steps=0\nsave_steps=0")
         page.get_by_role("button", name="Start").click()
-        log = wait_until(lambda: next(iter(folder.glob("runs/*/events.jsonl")), None), 120.0)
-        wait_until(lambda: len(read_events(log)) > 30, 300.0)
+        log = wait_until(lambda: next(iter(folder.glob("runs/*/events.jsonl")), None), 600.0)
+        wait_until(lambda: len(read_events(log)) > 30, 600.0)
         server, windows = psutil.Process(served.process.pid), []
         used = server.cpu_times()
         for number in range(2 * PAIRS):
