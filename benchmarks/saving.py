@@ -1,14 +1,14 @@
 """Case `saving`: what saves and uploads cost a training that uses all cores: all of 115.6 M weights, 1.4 GB a checkpoint.
 
-One run saves every 100 s and uploads each checkpoint to a folder. Its own events say what each step met: a checkpoint that is
-copied and written, one that is uploaded, or neither. Each interval between two saves gives one ratio, of its steps beside an
-upload to its quiet ones: the machine drifts less within 100 s than between two runs.
+One run of equal steps saves every minute and uploads each checkpoint to a folder. Its own events say what each step met: a
+checkpoint that is copied and written, one that is uploaded, or neither. Each interval between two saves is a pair: its steps
+beside a save or an upload, and its quiet ones. The machine drifts less within a minute than between two runs.
 """
 
 from __future__ import annotations
 
-import itertools
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -29,17 +29,19 @@ from powertrain.records.event_log import read_events
 from powertrain.records.events import Event, Saved, Step, Uploaded
 from powertrain.records.evidence import Study
 
-SAVES, BETWEEN_S = 7, 100.0
+SAVES, BETWEEN_S = 7, 60.0
+ASKED_S = 100.0                              # between two saves, for the shares of the time
 FIRST = 3                                    # steps, which warm up
-LEAST = 3                                    # steps of each kind, for a ratio
+LEAST = 3                                    # quiet steps of an interval that counts
 
 
 def measure(materials: Materials, python: Path) -> None:
     """Measures one run, prints what saves and uploads cost, and stores the study."""
     folder, began = studies.new_folder("bench-saving"), time.monotonic()
     run, store = materials.folder / "saved", materials.folder / "mirror"
-    words = ["method=full", f"model.path={materials.llama}", f"data={materials.gsm8k}", "train_batch_size=4", "eval_steps=0",
-             "logging_steps=1", "save_steps=auto", f"save_every_s={BETWEEN_S:g}", f"train_time_s={SAVES * BETWEEN_S:g}",
+    words = ["method=full", f"model.path={materials.llama}", f"data={materials.gsm8k}", "train_batch_size=4",
+             "data.max_length=96", "data.long_examples=cut", "data.validation_share=0", "eval_steps=0", "logging_steps=1",
+             "save_steps=auto", f"save_every_s={BETWEEN_S:g}", f"train_time_s={SAVES * BETWEEN_S:g}",
              f"mirror=file://{store}", "mirror_keep=1", "mirror_material=false", "memory_check=off"]
     with MachineWatch() as watch:
         subprocess.run([sys.executable, "-m", "powertrain", "train", *words, "--output", str(run), "--quiet"], check=True)
@@ -55,7 +57,7 @@ def measure(materials: Materials, python: Path) -> None:
 
 
 def costs(events: Sequence[Event]) -> dict[str, object]:
-    """What steps took that met nothing, a save or an upload, and the ratios of the intervals."""
+    """What each save and each upload cost: seconds, and the share of the time with a save every ASKED_S."""
     steps = [event for event in events if isinstance(event, Step)][FIRST:]
     saves = [event for event in events if isinstance(event, Saved) and event.beside]
     uploads = [event for event in events if isinstance(event, Uploaded) and event.name.startswith("step-")]
@@ -65,18 +67,23 @@ def costs(events: Sequence[Event]) -> dict[str, object]:
     def met(step: Step, spans: Sequence[tuple[float, float]]) -> bool:
         return any(step.time > begin and step.time - step.seconds < end for begin, end in spans)
 
-    ratios, edges = [], [0.0, *(event.time for event in saves), float("inf")]
-    for begin, end in itertools.pairwise(edges):
-        here = [step for step in steps if begin < step.time <= end and not met(step, saving)]
-        beside = [step.seconds for step in here if met(step, uploading)]
-        quiet = [step.seconds for step in here if not met(step, uploading)]
-        if min(len(beside), len(quiet)) >= LEAST:
-            ratios.append(interval(beside).median / interval(quiet).median)
-    waited_s, trained_s = sum(event.seconds for event in saves), sum(step.seconds for step in steps)
-    slowed = [step.seconds for step in steps if met(step, saving)]
-    quiet = [step.seconds for step in steps if not met(step, saving) and not met(step, uploading)]
-    return {"step_s": plain(interval(quiet)), "beside_a_save": plain(interval(slowed)) if slowed else None,
-            "beside_an_upload": plain(interval(ratios)) if ratios else None, "ratios": ratios,
-            "saves": len(saves), "bytes": saves[0].bytes if saves else 0, "waited_share": waited_s / trained_s,
-            "lost_share": (waited_s + sum(max(0.0, one - interval(quiet).median) for one in slowed)) / trained_s,
+    quiet_s, slower, by_save_s, by_upload_s = [], [], [], []
+    for (begin, _), (end, _), save in zip(saving, [*saving[1:], (float("inf"), 0.0)], saves, strict=True):
+        here = [step for step in steps if begin < step.time <= end]
+        beside_save = [step.seconds for step in here if met(step, saving)]
+        beside_upload = [step.seconds for step in here if met(step, uploading) and not met(step, saving)]
+        quiet = [step.seconds for step in here if not met(step, saving) and not met(step, uploading)]
+        if len(quiet) < LEAST or not beside_upload:
+            continue
+        typical_s = statistics.median(quiet)
+        quiet_s.append(typical_s)
+        by_save_s.append(save.seconds + sum(beside_save) - typical_s * len(beside_save))
+        by_upload_s.append(sum(beside_upload) - typical_s * len(beside_upload))
+        slower.append(statistics.fmean(beside_upload) / typical_s)
+    waited_s = [event.seconds for event in saves]
+    lost, uploading_lost = (interval([cost_s / ASKED_S for cost_s in costs_s]) for costs_s in (by_save_s, by_upload_s))
+    return {"step_s": plain(interval(quiet_s)), "bytes": saves[0].bytes, "saves": len(saves), "between_s": ASKED_S,
+            "lost_share": lost.median, "lost_to_saves": plain(lost), "waited_share": statistics.median(waited_s) / ASKED_S,
+            "lost_to_uploads": plain(uploading_lost), "beside_an_upload": plain(interval(slower)), "ratios": slower,
+            "save_costs_s": by_save_s, "upload_costs_s": by_upload_s, "waited_s": waited_s,
             "upload_s": [event.seconds for event in uploads], "written_s": [event.written_s for event in saves]}
