@@ -4,11 +4,11 @@ import ast
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
-from powertrain.audit.rules.memory import bf16_pays
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.script import FunctionNode, Loop, Script, argument, last_name
 from powertrain.audit.steps import Step, StepCall, interval, step_code, training_steps
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.cost.precision import bf16_pays
 
 ANOMALIES = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly",
              "torch.autograd.detect_anomaly")
