@@ -14,6 +14,7 @@ from powertrain.cli.auditing import audit_files
 from powertrain.records import WrongUse
 
 BAD = """import torch
+from rows import loader, losses
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 for epoch in range(3):

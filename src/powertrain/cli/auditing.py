@@ -52,9 +52,9 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
                                                                       "the checks of this machine.")] = False,
           machine: Machine = None,
           verbose: Annotated[bool, typer.Option("--verbose", help="List each setting that only a run tells.")] = False) -> int:
-    """Report what to change in any trainer's script or config, with what a script imports from its own project.
+    """Report what to change in any trainer's script or config.
 
-    The files are read, not run.
+    A script is read with the modules that it imports from its own project. The files are read, not run.
 
     Exit code: 0 no finding worse than low, 4 moderate findings, 5 critical findings. With --convert: 0, or 4 where the recipe
     leaves out what the file trains.
