@@ -31,7 +31,6 @@ SAID_TOGETHER = {"training.per_device_train_batch_size", "training.gradient_accu
                  "training.save_interval", "training.optim", "training.min_lr"}
 # the same by a recipe's name
 RENAMED = {"constant_with_warmup": "constant", "chat_template": "messages", "text-generation": "causal"}
-
 NOTHING = {("training.report_to", "none"): []}
 
 
