@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
@@ -89,14 +89,15 @@ class ChunkedCrossEntropy(Technique):
     def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
              terms: Terms | None = None) -> Tensor:
         """Return the loss of the rows that have a target. See losses.Loss."""
-        import torch
+        from powertrain.models.kernels.losses import chunked_loss, trained_places
 
-        from powertrain.models.kernels.losses import chunked_loss
+        return chunked_loss(model, hidden, targets, self.rows, trained_places(targets, trained), terms)
 
-        counts = targets != IGNORE           # nonzero waits for the device; torch 2.11 has nothing else on MPS
-        places = counts.nonzero() if trained is None or counts.device.type == "mps" else \
-            torch.nonzero_static(counts, size=trained)
-        return chunked_loss(model, hidden, targets, self.rows, places.squeeze(1), terms)
+    def scores(self, model: Model, hidden: Tensor, targets: Tensor, trained: int) -> Tensor:
+        """Return the log-probabilities of the targets. See losses.Scores."""
+        from powertrain.models.kernels.losses import chunked_scores, trained_places
+
+        return chunked_scores(model, hidden, targets, self.rows, trained_places(targets, trained))
 
     def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
                     terms: Terms | None = None) -> Tensor:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from powertrain.models.kernels.losses import Loss
     from powertrain.models.model import Model
+    from powertrain.training.setup import Setup
 
 Kernels = Mapping[str, Any]                  # keywords of Model.hidden: attention and run_block, by the setup
 Sums = dict[str, "Tensor"]                   # name -> () fp32, a sum over units; "loss" is minimised, the others are metrics
@@ -28,11 +29,18 @@ class Objective:
 
     name: ClassVar[str]
     settings: ClassVar[Mapping[str, Setting]] = {}
+    rows: ClassVar[str] = "answers"          # what it learns from: these, "preference" or "rating"; data/rows/schemas.py
+    has_reference: ClassVar[bool] = False    # it compares the model with a frozen reference
     uses_loss: ClassVar[bool] = True         # False: `sums` computes its loss without the `loss` that it is given
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return the names of the sums beside "loss"."""
+        return ()
+
+    @property
+    def held_out_metrics(self) -> tuple[str, ...]:
+        """Return the names of the sums that `held_out` gives beside "loss"."""
         return ()
 
     @property
@@ -57,6 +65,18 @@ class Objective:
         """Return the documents of an example, which stay side by side in a batch."""
         return (example,)
 
+    def totals(self, examples: Sequence[Example]) -> Any:
+        """Return what `told` needs to know of all examples of a step."""
+        return None
+
+    def told(self, batch: Batch, examples: Sequence[Example], totals: Any) -> Batch:
+        """Return the batch of these examples with what the objective needs to know of them besides their tokens."""
+        return batch
+
+    def settle(self, setup: Setup, batches: list[Batch]) -> list[Batch]:
+        """Return a step's batches, on the device, with what must be computed over all of them before the first pass."""
+        return batches
+
     def units(self, batch: Batch) -> int:
         """Return the units of a batch; the loss of a step is divided by all units of the step."""
         return batch.trained_tokens
@@ -65,6 +85,6 @@ class Objective:
         """Return the loss to minimise and the metrics, each summed over the batch's units."""
         raise NotImplementedError
 
-    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
-        """Return what evaluation reports of the batch, () fp32, summed over its units."""
-        return self.sums(model, batch, kernels, loss)["loss"]
+    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
+        """Return what evaluation reports of the batch: "loss" and perhaps metrics, each () fp32, summed over its units."""
+        return {"loss": self.sums(model, batch, kernels, loss)["loss"]}
