@@ -2,9 +2,9 @@
 
     python benchmarks/dpo_parity.py --study NAME [--steps 4] [--peers .peers/bin/python]
 
-A small Llama with random weights learns from random pairs. Each side updates its own copy by AdamW, so differences would grow.
-The objectives are those of training/preferences.py with several losses and settings. Largest differences of losses and gradients
-(over the largest gradient of the step) go to studies/NAME/evidence.json.
+A small Llama with random weights learns from random pairs. Each side updates its own copy by AdamW, so a difference grows.
+The objectives are those of training/preferences.py with several losses and settings. The largest differences of losses and of
+gradients (over the largest of the step) go to studies/NAME/evidence.json.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_folders import chat_folder, examples_of
 
+from example_folders import chat_folder, examples_of
 from powertrain.data.example import Compared
 from powertrain.data.examples.check import check_examples, pieces_of
 from powertrain.data.examples.store import ExampleStore

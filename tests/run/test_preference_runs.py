@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_finetuning import rows_file, tiny_llama
 
 from powertrain.recipe import resolve
 from powertrain.records.event_log import read_events
 from powertrain.records.events import Evaluated, Memory, Step
+from powertrain.records.timeline import read
 from powertrain.report.answer_figures import rewards
 from powertrain.report.result import quality
-from powertrain.records.timeline import read
-from test_finetuning import rows_file, tiny_llama
 
 Cli = Callable[..., tuple[int, str, str]]
 PAGE = Path(__file__).parents[2] / "docs" / "fine-tuning.md"
@@ -33,7 +33,8 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
     return rows_file(tmp_path / "pairs.jsonl", [
-        {"prompt": f"what is {i}" + "?" * (i % 5), "chosen": f" it is {i * i}", "rejected": f" no idea, {i}"} for i in range(60)])
+        {"prompt": f"what is {i}" + "?" * (i % 5), "chosen": f" it is {i * i}", "rejected": f" no idea, {i}"}
+        for i in range(60)])
 
 
 @pytest.fixture

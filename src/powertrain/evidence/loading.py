@@ -19,7 +19,7 @@ from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.setup import MicroBatches, Setup, plain_setup
 
-ABOUT_DATA = frozenset({"collate", "arrange", "micro_batch", "loader", "objective"})     # of Setup: what makes batches, and no model
+ABOUT_DATA = frozenset({"collate", "arrange", "micro_batch", "loader", "objective"})     # of Setup: what makes batches
 WINDOW_S = 0.25              # of making batches
 LEAST_BATCHES = 4
 ENDLESS = 1 << 30            # optimizer steps
