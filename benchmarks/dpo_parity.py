@@ -139,7 +139,7 @@ def ours(objective: Comparing, steps: list[list[Compared]], folder: Path) -> lis
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), weight_decay=0.0)
     found = []
     for examples in steps:
-        loss = sum(setup.batch_loss(batch) for batch in setup.objective.settle(setup, setup.passes(examples))) / BATCH
+        loss = sum(setup.batch_loss(batch) for batch in setup.settled(setup.passes(examples))) / BATCH
         assert isinstance(loss, torch.Tensor)
         loss.backward()  # type: ignore[no-untyped-call]
         found.append((loss.item(), {name: weight.grad.clone() for name, weight in model.named_parameters()

@@ -147,8 +147,9 @@ def test_pairs_that_are_cut_to_the_same_are_ties(store_of: Any) -> None:
             "rejected": [{"role": "assistant", "content": "it is three mat"}]}
     length = len(store_of([long]).example(0).documents[0].inputs) - 2
     store = store_of([PAIR, long], max_length=length, long_examples="cut")
-    assert [problem.kind for problem in store.problems] == ["tie"]
-    assert f"data.max_length={length}" in store.problems[0].reason
+    (tie,) = [problem for problem in store.problems if problem.kind == "tie"]
+    assert tie.origin.endswith("pairs.jsonl:2")
+    assert f"data.max_length={length}" in tie.reason
 
 
 def test_a_pair_makes_two_rated_answers_and_each_has_another_prompts_answer(store_of: Any) -> None:

@@ -154,7 +154,7 @@ def gradients(setup: Setup, loss: Tensor) -> dict[str, Tensor]:
 
 def batch_mean(setup: Setup) -> Tensor:
     """The mean loss of the first 7 examples as the loop computes it."""
-    batches = setup.objective.settle(setup, setup.passes(setup.examples[:7]))
+    batches = setup.settled(setup.passes(setup.examples[:7]))
     return torch.stack([setup.batch_loss(batch) for batch in batches]).sum() / 7
 
 

@@ -179,7 +179,8 @@ def build_setup(prepared: Prepared, tell: Tell = nobody) -> Setup:
                         seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe),
                         code=None if prepared.cache is None else prepared.cache / "code")
     with draws_taken_back(setup.device):     # a confirmation may run the model, and dropout draws
-        return with_reference(apply_plan(setup, prepared.plan), prepared, tell)
+        setup = apply_plan(setup, prepared.plan)
+        return with_reference(setup, material, prepared.facts, prepared.plan, prepared.cache, tell)
 
 
 def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float], None]) -> Prepared:

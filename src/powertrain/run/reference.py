@@ -23,7 +23,9 @@ from powertrain.records.phases import ScoringReference
 from powertrain.training.comparing import Comparing, StoredReference
 
 if TYPE_CHECKING:
-    from powertrain.run.prepare import Prepared
+    from powertrain.recipe import Recipe
+    from powertrain.records import Facts, Plan
+    from powertrain.run.material import Material
     from powertrain.training.setup import Setup
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -31,15 +33,16 @@ FORMAT = 1                                   # of the scores, and of what decide
 CHUNK_STEPS = 8                              # optimizer steps' worth of examples whose passes are arranged together
 
 
-def with_reference(setup: Setup, prepared: Prepared, tell: Callable[[ScoringReference], None]) -> Setup:
+def with_reference(setup: Setup, material: Material, facts: Facts, plan: Plan, cache: Path | None,
+                   tell: Callable[[ScoringReference], None]) -> Setup:
     """Return the setup with its objective's reference: stored scores, or the weights as they are now."""
     objective = setup.objective
     if not isinstance(objective, Comparing) or not isinstance(objective.reference, StoredReference):
         return replace(setup, objective=objective.for_model(setup.model))
-    examples = prepared.material.training
+    examples = material.training
     assert isinstance(examples, Examples)
     store = examples.store
-    folder = None if prepared.cache is None else prepared.cache / "reference" / key_of(_key(prepared, store))
+    folder = None if cache is None else cache / "reference" / key_of(_key(material.resolved.recipe, facts, plan, store))
     if folder is None or not store.scores.open(folder):
         tell(ScoringReference(examples=len(store.in_validation)))
         everything = Examples(store, np.arange(len(store.in_validation)))
@@ -67,13 +70,12 @@ def scored(setup: Setup, compared: Sequence[Example]) -> npt.NDArray[np.float32]
     return values
 
 
-def _key(prepared: Prepared, store: ExampleStore) -> dict[str, object]:
+def _key(recipe: Recipe, facts: Facts, plan: Plan, store: ExampleStore) -> dict[str, object]:
     """Return all that decides the scores."""
-    recipe, model = prepared.recipe, prepared.facts.model
-    adapter = recipe.model.adapter
+    model, adapter = facts.model, recipe.model.adapter
     return {
         "format": FORMAT, "examples": [part.folder.name for part in store.parts], "max_length": store.max_length,
         "model": model.digest or digest_weights(Path(model.path)) or model.path, "provider": model.provider,
         "adapter": adapter and [digest_file(Path(adapter) / name) for name in ADAPTER_FILES],
         "frozen": [model.frozen_dtype, recipe.quantisation.model_dump() if recipe.method == "qlora" else None],
-        "dtype": planner.workload_of(prepared.facts, prepared.plan).dtype, "rows": store.kind}
+        "dtype": planner.workload_of(facts, plan).dtype, "rows": store.kind}

@@ -137,7 +137,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         with passes(setup.ranks):
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
-            micro_batches = setup.objective.settle(setup, micro_batches)
+            micro_batches = setup.settled(micro_batches)
             if setup.run_passes is not None:
                 means, terms = setup.run_passes(setup, state.step, micro_batches, units, state.scaler, laps.lap)
                 micro_batches = []           # a schedule has run them all
@@ -196,7 +196,7 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
 
     `units` are those of the whole step.
     """
-    means, micro_batches = zero_means(setup), setup.objective.settle(setup, micro_batches)
+    means, micro_batches = zero_means(setup), setup.settled(micro_batches)
     if setup.run_passes is not None:
         means, micro_batches = setup.run_passes(setup, 0, micro_batches, units, scaler, no_lap)[0], []
     for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
@@ -255,7 +255,7 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
         for first in range(0, len(examples), setup.train_batch_size):
             last = min(first + setup.train_batch_size, len(examples))
             passes_of_batch = [batch.to(setup.device) for batch in setup.passes([examples[i] for i in range(first, last)])]
-            for batch, counts in setup.ranks.abreast(setup.objective.settle(setup, passes_of_batch), setup.spare):
+            for batch, counts in setup.ranks.abreast(setup.settled(passes_of_batch), setup.spare):
                 of_pass = setup.held_out(batch)
                 if counts:
                     found.append(of_pass)

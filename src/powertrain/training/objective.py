@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from powertrain.models.kernels.losses import Loss
     from powertrain.models.model import Model
-    from powertrain.training.setup import Setup
 
 Kernels = Mapping[str, Any]                  # keywords of Model.hidden: attention and run_block, by the setup
 Sums = dict[str, "Tensor"]                   # name -> () fp32, a sum over units; "loss" is minimised, the others are metrics
@@ -73,7 +72,7 @@ class Objective:
         """Return the batch of these examples with what the objective needs to know of them besides their tokens."""
         return batch
 
-    def settle(self, setup: Setup, batches: list[Batch]) -> list[Batch]:
+    def settle(self, model: Model, batches: list[Batch], kernels: Kernels, loss: Loss) -> list[Batch]:
         """Return a step's batches, on the device, with what must be computed over all of them before the first pass."""
         return batches
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from powertrain.models.kernels.losses import Loss
     from powertrain.models.model import Model
-    from powertrain.training.setup import Setup
 
 SMOOTHED = ("sigmoid", "robust", "exo_pair")  # losses of DPO that read label_smoothing
 LEAST_BETA = 1e-6
@@ -253,7 +252,7 @@ class Kto(Comparing):
         assert batch.comparison.others is not None
         return torch.stack([target_scores(model, one, kernels, loss)[1] for one in (batch, batch.comparison.others)], 1)
 
-    def settle(self, setup: Setup, batches: list[Batch]) -> list[Batch]:
+    def settle(self, model: Model, batches: list[Batch], kernels: Kernels, loss: Loss) -> list[Batch]:
         """Return the batches of a step with the estimate of the KL divergence over all of them."""
         import torch
 
@@ -261,8 +260,7 @@ class Kto(Comparing):
 
         if self.loss_type != "kto":
             return batches
-        model, kernels, loss = setup.model, setup.kernels, setup.loss
-        with torch.no_grad(), evaluating(model), setup.in_its_precision():
+        with torch.no_grad(), evaluating(model):
             parts = [self._divergences(model, batch, kernels, loss) for batch in batches]
         kl = torch.cat(parts).mean().clamp(min=0)
         return [replace(batch, comparison=replace(batch.comparison, kl=kl)) for batch in batches

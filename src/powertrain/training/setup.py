@@ -215,6 +215,11 @@ class Setup:
         """Return the loss that training minimises, () fp32, summed over the batch's units."""
         return self.sums(batch)["loss"]
 
+    def settled(self, batches: MicroBatches) -> MicroBatches:
+        """Return a step's batches, on the device, with what the objective computes over all of them before the first pass."""
+        with self.in_its_precision():
+            return self.objective.settle(self.model, batches, self.kernels, self.loss)
+
     def held_out(self, batch: Batch) -> Sums:
         """Return what evaluation reports, each () fp32, summed over the batch's units."""
         with self.in_its_precision():
