@@ -20,9 +20,10 @@ from powertrain.report.result import quality
 
 Cli = Callable[..., tuple[int, str, str]]
 PAGE = Path(__file__).parents[2] / "docs" / "fine-tuning.md"
-QUICK = ["train_batch_size=6", "max_steps=6", "save_steps=2", "eval_steps=3", "logging_steps=2", "lora.r=4",
+QUICK = ["train_batch_size=6", "max_steps=12", "save_steps=2", "eval_steps=6", "logging_steps=2", "lora.r=4",
          "techniques.threads=off"]
 FAST = ["learning_rate=1e-2"]
+LONG = [word.replace("max_steps=12", "max_steps=20") for word in QUICK]       # enough for its memory to be measured
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_the_documented_commands_run(cli: Cli, base: Path, pairs: Path, rated: P
         assert out
     for name in ("dpo", "orpo", "simpo", "kto"):
         steps = steps_of(tmp_path / f"run-{name}")
-        assert len(steps) == 6
+        assert len(steps) == 12
         assert steps[-1].loss < steps[0].loss
         assert {"rewards_chosen", "rewards_margins", "rewards_accuracies"} <= set(steps[-1].metrics)
     assert "right in" in out                                     # of `evaluate`, the last
@@ -67,7 +68,7 @@ def test_the_documented_commands_run(cli: Cli, base: Path, pairs: Path, rated: P
 
 def test_the_reference_is_scored_once_for_the_same_examples_and_model(
         cli: Cli, base: Path, pairs: Path, tmp_path: Path) -> None:
-    train = ["train", f"model.path={base}", f"data={pairs}", "objective=dpo", *QUICK, *FAST, "max_steps=12"]
+    train = ["train", f"model.path={base}", f"data={pairs}", "objective=dpo", *QUICK, *FAST]
     told = [cli(*train, "--output", name)[2] for name in ("first", "second")]
     assert "scoring 60 examples" in told[0]
     assert "scoring" not in told[1]
@@ -92,7 +93,7 @@ def test_a_killed_run_resumes_to_the_very_losses(cli: Cli, base: Path, pairs: Pa
 
 
 def test_evaluation_and_report_have_the_accuracy(cli: Cli, base: Path, pairs: Path, tmp_path: Path) -> None:
-    code, _, err = cli("train", f"model.path={base}", f"data={pairs}", "objective=dpo", *QUICK, *FAST, "max_steps=20",
+    code, _, err = cli("train", f"model.path={base}", f"data={pairs}", "objective=dpo", *QUICK, *FAST,
                        "data.validation_share=0.2", "--output", "run")
     assert code == 0, err
     events = read_events(tmp_path / "run" / "events.jsonl")
@@ -140,7 +141,7 @@ def test_the_plan_decides_about_reference_and_prompt_with_numbers(cli: Cli, base
                                    ["method=lora", "techniques.shared_prompt=off"]], ids=" ".join)
 def test_memory_is_predicted(cli: Cli, tmp_path: Path, pairs: Path, words: list[str]) -> None:
     base = tiny_llama(tmp_path / "wide", width=256, layers=3)
-    code, _, err = cli("train", f"model.path={base}", f"data={pairs}", "objective=dpo", *QUICK, "max_steps=20", *words,
+    code, _, err = cli("train", f"model.path={base}", f"data={pairs}", "objective=dpo", *LONG, *words,
                        "--output", "run")
     assert code == 0, err
     memory = next(event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Memory))
