@@ -75,7 +75,8 @@ def _key(recipe: Recipe, facts: Facts, plan: Plan, store: ExampleStore) -> dict[
     model, adapter = facts.model, recipe.model.adapter
     return {
         "format": FORMAT, "examples": [part.folder.name for part in store.parts], "max_length": store.max_length,
-        "model": model.digest or digest_weights(Path(model.path)) or model.path, "provider": model.provider, "revision": recipe.model.revision,
+        "model": model.digest or digest_weights(Path(model.path)) or model.path, "provider": model.provider,
+        "revision": recipe.model.revision,
         "adapter": adapter and [digest_file(Path(adapter) / name) for name in ADAPTER_FILES],
         "frozen": [model.frozen_dtype, recipe.quantisation.model_dump() if recipe.method == "qlora" else None],
         "dtype": planner.workload_of(facts, plan).dtype, "rows": store.kind}
