@@ -162,6 +162,14 @@ def test_bad_input_ends_in_one_sentence(cli: Cli, base: Path, tmp_path: Path, ro
     assert re.search(said, err + out)
 
 
+def test_several_processes_share_no_run_of_kto(cli: Cli, base: Path, rated: Path, pairs: Path) -> None:
+    plan = ["plan", f"model.path={base}", "train_batch_size=6", "--machine", "2xh100"]
+    code, out, err = cli(*plan, f"data={rated}", "objective=kto")
+    assert (code, "Traceback" in out + err) == (2, False)
+    assert "objective=kto cannot be used by 2 processes" in err
+    assert cli(*plan, f"data={pairs}", "objective=dpo")[0] == 0
+
+
 def test_adapters_and_all_weights_get_trls_rates() -> None:
     rates = [resolve(None, ["model.path=x", "objective=dpo", *words]).recipe.learning_rate
              for words in ([], ["method=full"], ["learning_rate=3e-4"])]

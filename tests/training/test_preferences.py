@@ -97,7 +97,7 @@ def by_definition(setup: Setup) -> Tensor:
     own = [[score(model, side) for side in one.documents] for one in examples]
     base = own
     if isinstance(objective.reference, StartingWeights):
-        with objective.reference.in_place(model):
+        with torch.no_grad(), objective.reference.in_place(model):
             base = [[score(model, side) for side in one.documents] for one in examples]
     whole = [score(model, one.documents[0], prompt_too=isinstance(objective, Orpo)) for one in examples]
     nll = -sum(logp for logp, _ in whole) / sum(count for _, count in whole)
@@ -273,7 +273,7 @@ def test_with_new_adapters_the_reference_is_the_base(make_pairs: MakePairs, make
     batch = collate([setup.examples[0].documents[0]])
     assert not torch.allclose(setup.model(batch), base(batch))
     before = {name: weight.clone() for name, weight in setup.model.named_parameters()}
-    with setup.objective.reference.in_place(setup.model):
+    with torch.no_grad(), setup.objective.reference.in_place(setup.model):
         torch.testing.assert_close(setup.model(batch), base(batch), rtol=1e-5, atol=1e-6)
     assert all(torch.equal(weight, before[name]) for name, weight in setup.model.named_parameters())
     copied = sum(copy.numel() for copy in setup.objective.reference.copies.values())
@@ -311,7 +311,7 @@ def test_stored_scores_take_the_place_of_the_reference(make_pairs: MakePairs) ->
     expected = batch_mean(setup).item()
     assert isinstance(setup.objective, Dpo)
     assert isinstance(setup.objective.reference, StartingWeights)
-    with setup.objective.reference.in_place(setup.model):
+    with torch.no_grad(), setup.objective.reference.in_place(setup.model):
         stored = [replace(one, reference=tuple(float(score(setup.model, side)[0]) for side in one.documents))
                   for one in setup.examples]
     with_stored = replace(setup, examples=stored, objective=Dpo(beta=0.3))

@@ -307,7 +307,7 @@ def attend(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, workload: Wor
     if workload.spread == 1:
         return kernel(tape, q, k, v, shape)
     wide = replace(shape, lengths=tuple(round(length * workload.spread) for length in shape.lengths))
-    spread = [operator(tape, (x,), wide.tokens * heads * shape.head_width, x.item, saves=())
-              for x, heads in ((q, shape.heads), (k, shape.kv_heads), (v, shape.kv_heads))]
-    mixed = kernel(tape, *spread, wide)
+    q, k, v = (operator(tape, (x,), wide.tokens * heads * shape.head_width, x.item, saves=())
+               for x, heads in ((q, shape.heads), (k, shape.kv_heads), (v, shape.kv_heads)))
+    mixed = kernel(tape, q, k, v, wide)
     return operator(tape, (mixed,), shape.tokens * shape.heads * shape.head_width, mixed.item)

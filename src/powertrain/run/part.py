@@ -220,7 +220,7 @@ class Part:
         self.taken += 1
         if self.taken != WATCHED or (device.type != "cuda" and self.prepared.total_steps < WATCHED_RUN):
             return contextlib.nullcontext()
-        return step_ledger(device, self.setup.model, self.state.optimizer)
+        return step_ledger(device, self.setup.model, self.state.optimizer, self.setup.objective.held)
 
     def emit_memory(self, ledger: MemoryLedger) -> None:
         """Write what the watched step, the last one, allocated."""

@@ -7,7 +7,7 @@ over its tokens, the one that ends the turn included; prompts are read and not s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -58,6 +58,10 @@ class Comparing(Objective):
             return replace(self, reference=StartingWeights.of(model))
         return self
 
+    @property
+    def held(self) -> Iterable[Tensor]:
+        return self.reference.copies.values() if isinstance(self.reference, StartingWeights) else ()
+
     def documents(self, example: Example) -> Sequence[Example]:
         assert isinstance(example, Compared)
         chosen, rejected = example.documents
@@ -104,12 +108,14 @@ class Comparing(Objective):
 
     def reference_scores(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor | None:
         """Return the reference's log-probability of each answer (D,), or None where the model itself is still the reference."""
+        import torch
+
         assert batch.comparison is not None
         if batch.comparison.reference is not None or not isinstance(self.reference, StartingWeights):
             known = batch.comparison.reference
             assert known is not None or not getattr(self.reference, "is_ready", False), "the examples have no reference scores"
             return known
-        with self.reference.in_place(model):
+        with torch.no_grad(), self.reference.in_place(model):
             return target_scores(model, batch, kernels, loss)[1]
 
     def scores_by(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
@@ -214,8 +220,8 @@ class OverSharedPrompts:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
                  window: int | None, scale: float) -> Tensor:
         del lengths
-        spread = [x.index_select(0, self.shared.spread) for x in (q, k, v)]
-        out = self.attention(*spread, self.shared.lengths, layer=layer, dropout=dropout, window=window, scale=scale)
+        q, k, v = (x.index_select(0, self.shared.spread) for x in (q, k, v))
+        out = self.attention(q, k, v, self.shared.lengths, layer=layer, dropout=dropout, window=window, scale=scale)
         return out.index_select(0, self.shared.kept)
 
 
@@ -244,22 +250,22 @@ class StartingWeights:
 
     @contextlib.contextmanager
     def in_place(self, model: Model) -> Iterator[None]:
-        """Put them in the place of the trained ones, inside, without a gradient and without dropout."""
+        """Put them in the place of the trained ones, inside, without dropout. No gradient may be computed of what is inside."""
         import torch
 
         from powertrain.models.model import evaluating
 
         trained = {name: (weight, weight.data) for name, weight in model.named_parameters() if name in self.copies}
-        torch.clear_autocast_cache()         # type: ignore[no-untyped-call] - it knows a weight by its address alone
+        torch.clear_autocast_cache()         # it knows a weight by its address alone
         try:
             for name, (weight, _) in trained.items():
                 weight.data = self.copies[name]
-            with torch.no_grad(), evaluating(model):
+            with evaluating(model):
                 yield
         finally:
             for weight, own in trained.values():
                 weight.data = own
-            torch.clear_autocast_cache()     # type: ignore[no-untyped-call]
+            torch.clear_autocast_cache()
 
 
 def other_documents(examples: Sequence[Compared]) -> Batch:

@@ -234,7 +234,7 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
     steps = train(replace(setup, loader=load_when_needed), state, Schedule("constant", rate, state.step + 2), max_grad_norm)
     if not state.optimizer.state:
         next(steps)
-    with step_ledger(setup.device, setup.model, state.optimizer) as ledger:
+    with step_ledger(setup.device, setup.model, state.optimizer, setup.objective.held) as ledger:
         next(steps)
     return ledger.peak_bytes
 

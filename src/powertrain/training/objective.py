@@ -6,7 +6,7 @@ objectives.py, and add a test. An objective may hold other models: one of prefer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.data.example import Example
@@ -28,6 +28,7 @@ class Objective:
 
     name: ClassVar[str]
     settings: ClassVar[Mapping[str, Setting]] = {}
+    only_alone: ClassVar[str] = ""           # why several processes cannot share a run; "" = they can
     rows: ClassVar[str] = "answers"          # what it learns from: these, "preference" or "rating"; data/rows/schemas.py
     has_reference: ClassVar[bool] = False    # it compares the model with a frozen reference
     uses_loss: ClassVar[bool] = True         # False: `sums` computes its loss without the `loss` that it is given
@@ -59,6 +60,11 @@ class Objective:
     def for_model(self, model: Model) -> Objective:
         """Return the objective for a run that begins with this model: one with a reference model copies it here."""
         return self
+
+    @property
+    def held(self) -> Iterable[Tensor]:
+        """Return the tensors that the objective holds from step to step, such as a reference's."""
+        return ()
 
     def documents(self, example: Example) -> Sequence[Example]:
         """Return the documents of an example, which stay side by side in a batch."""

@@ -214,6 +214,7 @@ class Kto(Comparing):
     name = "kto"
     rows = "rating"
     has_reference = True
+    only_alone = "its KL divergence is estimated over the whole step, and each process would estimate its own"
     settings: ClassVar[Mapping[str, Setting]] = {
         "beta": Setting(0.1, LEAST_BETA), "loss_type": Setting("kto", choices=("kto", "apo_zero_unpaired")),
         "desirable_weight": Setting(1.0, 0), "undesirable_weight": Setting(1.0, 0)}
@@ -268,12 +269,14 @@ class Kto(Comparing):
 
     def _divergences(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
         """Return log pi - log ref of each prompt with an answer of another prompt (D,)."""
+        import torch
+
         assert batch.comparison is not None
         assert batch.comparison.others is not None
         others = batch.comparison.others
         reference = batch.comparison.others_reference
         if reference is None and isinstance(self.reference, StartingWeights):
-            with self.reference.in_place(model):
+            with torch.no_grad(), self.reference.in_place(model):
                 reference = target_scores(model, others, kernels, loss)[1]
         scores = target_scores(model, others, kernels, loss)[1]
         return scores - (scores if reference is None else reference)

@@ -35,7 +35,7 @@ class ComparedEncoder(ConversationEncoder):
             if isinstance(found, str):
                 row.refused, row.reason = "bad", found
                 continue
-            row.only_last = marked[number].only_last
+            row.rewritten = marked[number].rewritten
             self._cut(row, found.ids, places)
         return rows
 
@@ -74,7 +74,7 @@ def _refused(sides: Sequence[EncodedRow], row: EncodedRow) -> bool:
     """Add up what the sides of a row lost; return whether the row is refused because one of its sides is."""
     row.tokens = sum(side.tokens for side in sides)
     row.lost, row.too_long = sum(side.lost for side in sides), any(side.too_long for side in sides)
-    row.untrained_end, row.only_last = sum(side.untrained_end for side in sides), any(side.only_last for side in sides)
+    row.untrained_end, row.rewritten = sum(side.untrained_end for side in sides), any(side.rewritten for side in sides)
     for name, side in zip(SIDES, sides, strict=False):
         if side.refused:
             row.refused, row.reason = side.refused, f"{name}: {side.reason}" if len(sides) > 1 else side.reason
