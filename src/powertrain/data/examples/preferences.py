@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class ComparedEncoder(ConversationEncoder):
 class PreferenceEncoder(ComparedEncoder):
     """Makes one example of a pair: `answer` of the stored example is the ids of its chosen document, and the shared inputs."""
 
-    def encode(self, samples: Sequence[Preference]) -> list[EncodedRow]:
+    def encode(self, samples: Sequence[Any]) -> list[EncodedRow]:
         sides = self.sides([(side.messages, sample.shared) for sample in samples for side in (sample.chosen, sample.rejected)])
         return [_paired(*sides[place:place + 2]) for place in range(0, len(sides), 2)]
 
@@ -58,7 +59,7 @@ class PreferenceEncoder(ComparedEncoder):
 class RatingEncoder(ComparedEncoder):
     """Makes one example of a rated answer, and two of a pair: `answer` is 1 for a desirable one, and where it starts."""
 
-    def encode(self, samples: Sequence[Rating | Preference]) -> list[EncodedRow]:
+    def encode(self, samples: Sequence[Any]) -> list[EncodedRow]:
         each = [_ratings(sample) for sample in samples]
         found = iter(self.sides([(rating.messages, rating.shared) for ratings in each for rating in ratings]))
         return [_joined([(next(found), rating.desirable) for rating in ratings]) for ratings in each]

@@ -175,8 +175,9 @@ class ExampleStore:
     def example(self, index: int) -> Example:
         part, within = self.place(index)
         example = part.example(within, self.decoder_start, self.max_length)
-        known = self.scores.of(index) if isinstance(example, Compared) else None
-        return example if known is None else replace(example, reference=known)
+        if not isinstance(example, Compared):
+            return example
+        return replace(example, reference=self.scores.of(index))
 
     def origins(self, index: int) -> str:
         """Return the file and line that example `index` comes from."""
