@@ -220,6 +220,20 @@ class ObjectiveRecipe(Chosen):
     name: str = "next_token"                     # settings: label_smoothing, z_loss, embedding_noise
 
 
+class AverageRecipe(Strict):
+    """An exponential moving average of the trained weights: see training/averages.py."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = None     # null: none; 0.999 averages over about 1,000 steps
+
+
+class WeightsRecipe(Strict):
+    """Which weights are trained, and how fast each learns: globs over their names, which `powertrain facts` lists."""
+
+    freeze: list[str] = []                       # these stay as they are: [embedding.*, "blocks.[0-3].*"]; not with adapters
+    learning_rates: dict[str, Annotated[float, Field(gt=0)]] = {}        # factors on learning_rate: {"head.*": 0.1}
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0       # a block's factor over that of the block above it
+
+
 class Recipe(Strict):
     """One training run. `train_batch_size` is examples per optimizer step, however they are split."""
 
@@ -250,6 +264,8 @@ class Recipe(Strict):
     adam_beta2: Share = 0.95
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8       # of adamw
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0       # 0 = no clipping
+    ema: AverageRecipe = AverageRecipe()         # what is evaluated and written as the model
+    weights: WeightsRecipe = WeightsRecipe()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
 
     # skip: no update where loss or gradient norm is not finite; rewind: back to a checkpoint after too many of them in a row
@@ -260,6 +276,9 @@ class Recipe(Strict):
 
     eval_steps: Interval = 250
     max_eval_samples: Positive | None = 64       # blocks read by evaluations during the run; the last one reads all
+    early_stopping_patience: Positive | None = None      # evaluations in a row that do not lower the loss: then the run ends
+    early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0        # nats: lower by no more than this is not lower
+    load_best_model_at_end: bool = False         # the model is that of the checkpoint with the lowest held-out loss
     save_steps: Annotated[int | str, BeforeValidator(_check_save_interval)] = 500        # or "auto": every save_every_s
     # of save_steps=auto: seconds of training that a kill may cost; more where saves would take more than 1 % of the time
     save_every_s: Annotated[float, Field(gt=0)] = 600.0
