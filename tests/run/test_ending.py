@@ -35,7 +35,7 @@ SMALL = [*TINY, "sample.tokens=0", "eval_steps=2", "max_eval_samples=2", "save_s
 STILL = [*SMALL, "learning_rate=1e-6", "early_stopping_patience=2", "early_stopping_threshold=0.5"]
 STOPS_AT = 6
 # the loss falls, and rises when the steps are large; the best step is none that save_steps would save
-RISING = [*SMALL, "learning_rate=1.0", "lr_scheduler_type=constant", "max_grad_norm=0", "optimizer=sgd", "model.dropout=0",
+RISING = [*SMALL, "learning_rate=1.0", "lr_scheduler_type=constant", "max_grad_norm=1.0", "optimizer=sgd", "model.dropout=0",
           "load_best_model_at_end=true", "save_total_limit=1"]
 
 
