@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from adapted_models import make_base, with_adapter
 from driver import TINY, run_ranks
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
@@ -24,7 +25,7 @@ from powertrain.records.events import Memory
 from powertrain.run.part import new_run
 from powertrain.run.prepare import build_setup, prepare
 from powertrain.run.session import run
-from powertrain.training.optimizers import ROWS, Optimizer
+from powertrain.training.optimizers import ROWS, Optimizer, selection_of
 
 Cli = Callable[..., tuple[int, str, str]]
 Train = Callable[..., Path]
@@ -171,20 +172,19 @@ def test_a_run_that_is_killed_goes_on_with_the_same_bytes(cli: Cli, text: Path, 
     assert ours == theirs
 
 
-def test_adapters_learn_at_their_own_rates(text: Path, cache: Path, train: Train) -> None:
-    base = train("base")
-    words = [f"model.path={base}", "method=lora", f"data={text}", "max_steps=2", "train_batch_size=2",
-             "weights.learning_rates={'*.B': 16}"]
-    prepared = prepare(resolve(None, words), cache, lambda said: None)
-    setup = build_setup(prepared)
-    groups = setup.optimizer(setup.model, 0.0).param_groups
-    names = {weight: name for name, weight in setup.model.named_parameters()}
-    assert {name[-2:]: group["lr_factor"] for group in groups for name in (names[weight] for weight in group["params"])} == {
-        ".A": 1.0, ".B": 16.0}
-    assert prepared.facts.model.rates == ((16.0, sum(w.numel() for w, name in names.items() if name.endswith(".B"))),
-                                          (1.0, sum(w.numel() for w, name in names.items() if name.endswith(".A"))))
+def test_adapters_learn_at_their_own_rates() -> None:
+    model = with_adapter(make_base("llama", vocabulary=330, context=96))
+    names = {weight: name for name, weight in model.named_parameters()}
+    groups = Optimizer(ROWS[0], 0.01, selection=Selection(learning_rates={"*.B": 16.0})).groups(model, 0.0)
+    assert {names[weight][-2:]: group["lr_factor"] for group in groups for weight in group["params"]} == {".A": 1.0, ".B": 16.0}
+    assert {name for group in groups for name in (names[weight] for weight in group["params"])} == {
+        name for name in names.values() if ".adapters." in name}
+
+
+def test_frozen_weights_beside_adapters_are_refused() -> None:
+    recipe = resolve(None, ["model.path=base", "method=lora", "weights.freeze=[embedding.*]"]).recipe
     with pytest.raises(WrongUse, match=r"method=lora leaves all of the model's own weights as they are"):
-        prepare(resolve(None, [*words, "weights.freeze=[embedding.*]"]), cache, lambda said: None)
+        selection_of(recipe)
 
 
 @pytest.mark.parametrize("words", [[*LOWEST, "techniques.sharding=on"], [*SLOWER, "techniques.sharding=on"],
