@@ -70,6 +70,8 @@ TEXTS = [("the cat",), (" ".join(WORDS * 9),), ("x",)]
 
 @pytest.mark.parametrize("provider", ["native", "transformers"])
 def test_the_model_answers_as_lm_evals_backend_for_transformers(base_folder: Path, provider: str) -> None:
+    config = json.loads((base_folder / "config.json").read_text())           # transformers' default end is another token
+    (base_folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 0, "bos_token_id": 0}))
     ours = HarnessModel(open_model(str(base_folder), provider=provider))
     theirs = HFLM(str(base_folder), device="cpu", batch_size=2, dtype="float32")
     assert (ours.max_length, ours.eot_token_id, ours.prefix_token_id) == (

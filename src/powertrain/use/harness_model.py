@@ -134,10 +134,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         sampling = Sampling(tokens, temperature, settings.get("top_k"), settings.get("top_p"))
         read = self.tok_encode(context)[-(self.max_length - tokens):]
         feed, fed = open_feed(self.opened.model, read)
-        ids: list[int] = []
+        ids, ends = list[int](), self.opened.stops | {self.eot_token_id}
         for token in generate_ids(feed, fed, sampling):
             ids.append(token)
-            if token == self.eot_token_id or any(stop and stop in self._text(ids) for stop in stops):
+            if token in ends or any(stop and stop in self._text(ids) for stop in stops):
                 break
         return str(postprocess_generated_text(self._text(ids), stop=stops, think_end_token=None))
 
