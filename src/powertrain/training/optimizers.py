@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from powertrain.models.selection import ALIKE, Selection
-from powertrain.recipe.schema import Setting, Table
+from powertrain.recipe.tables import Setting, Table
 from powertrain.records import Hardware, OptimizerFacts, Software, WrongUse
 
 if TYPE_CHECKING:
