@@ -34,8 +34,8 @@ SMALL = [*TINY, "sample.tokens=0", "eval_steps=2", "max_eval_samples=2", "save_s
 # the loss hardly changes, so that after the first evaluation none is lower by half a nat: the end is at step 2 + 2 x 2
 STILL = [*SMALL, "learning_rate=1e-6", "early_stopping_patience=2", "early_stopping_threshold=0.5"]
 STOPS_AT = 6
-# each step of lion moves every weight by the rate: far too much, so the loss rises, and stays finite
-RISING = [*SMALL, "learning_rate=0.05", "lr_scheduler_type=constant", "optimizer=lion", "model.dropout=0",
+# clipped gradients and a rate far too large: the loss rises after the first steps, and stays finite
+RISING = [*SMALL, "learning_rate=10.0", "lr_scheduler_type=constant", "optimizer=sgd", "model.dropout=0",
           "load_best_model_at_end=true", "save_total_limit=1"]
 
 
@@ -227,7 +227,7 @@ def test_processes_agree_on_the_end_and_on_the_best_checkpoint(text: Path, cache
     run_processes(_process, 2, port, str(tmp_path), str(cache), str(text))
     assert [told.step for told in happened(tmp_path / "early", StoppedEarly)] == [STOPS_AT]
     models = [torch.cat([tensor.flatten() for tensor in _model(tmp_path / name)]) for name in ("best", "sharded")]
-    assert torch.allclose(*models, atol=1e-5)
+    torch.testing.assert_close(*models, rtol=1e-3, atol=1e-3)      # the same terms in another order, at a large rate
     for name in ("best", "sharded"):
         best = min((event for event in happened(tmp_path / name, Evaluated) if not event.final), key=lambda event: event.loss)
         assert [told.best_step for told in happened(tmp_path / name, BestModel)] == [best.step]
