@@ -90,20 +90,25 @@ def test_the_trainer_dies_and_resume_ends_with_the_same_bytes(visitor, served, t
     whole = start(visitor, name="whole")
     wait_until(lambda: (whole / "model" / "model.safetensors").exists())
     wait_until(lambda: "finished" in (whole / "events.jsonl").read_text())
-    killed = start(visitor, name="killed")
-    page = visitor.go(f"/runs/{killed.name}")
-    wait_until(lambda: reached(killed, 120))
-    os.kill(trainer(killed), signal.SIGKILL)
-    at = time.monotonic()
-    page.get_by_text("killed", exact=True).first.wait_for()
-    assert time.monotonic() - at < 2.0
-    saved = max(int(path.name.split("-")[1]) for path in (killed / "checkpoints").glob("step-*"))
-    page = visitor.go(f"/runs/{killed.name}")
-    page.get_by_role("button", name=f"Resume from step {saved}").click()
-    wait_until(lambda: (killed / "model" / "model.safetensors").exists())
-    assert (killed / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
-    resumed = next(event for event in read_all_events(killed / "events.jsonl") if isinstance(event, Resume))
-    assert resumed.step == saved
+    for newest in (True, False):             # then from a step that is named
+        killed = start(visitor, name=f"killed-{newest}")
+        page = visitor.go(f"/runs/{killed.name}")
+        wait_until(lambda: reached(killed, 120))  # noqa: B023
+        os.kill(trainer(killed), signal.SIGKILL)
+        at = time.monotonic()
+        page.get_by_text("killed", exact=True).first.wait_for()
+        assert time.monotonic() - at < 2.0
+        saved = sorted(int(path.name.split("-")[1]) for path in (killed / "checkpoints").glob("step-*"))
+        assert len(saved) == 2
+        page = visitor.go(f"/runs/{killed.name}")
+        page.get_by_role("button", name=f"Resume from step {saved[newest]}", exact=True).click()
+        if not newest:
+            page.get_by_role("dialog").get_by_text(f"({saved[1]}) are set aside, not deleted").wait_for()
+            page.get_by_role("button", name="Yes").click()
+        wait_until(lambda: (killed / "model" / "model.safetensors").exists())  # noqa: B023
+        assert (killed / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
+        resumed = next(event for event in read_all_events(killed / "events.jsonl") if isinstance(event, Resume))
+        assert resumed.step == saved[newest]
 
 
 def test_a_browser_opened_again_shows_the_numbers_of_the_events(visitor, served):
