@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,25 @@ def test_what_cannot_be_deleted_is_said(page: Any, root: Path, monkeypatch: pyte
     answer = page.post("/models/delete", {"what": "runs/one"})
     assert answer.status == 400
     assert "cannot be deleted (Permission denied)" in answer.json()["problem"]
+
+
+def test_a_push_is_a_job_that_asks_nobody_again(page: Any, root: Path) -> None:
+    finished(root, "one")
+    assert "hf auth login" in page.get("/models").text
+    assert "no hub token" in page.post("/models/push", {"model": "runs/one", "name": "me/one"}).json()["problem"]
+    page.site = page.app.app.state.site = replace(page.site, has_hub_token=True)
+    found = page.get("/models").text
+    assert 'data-post="/models/push" data-ask="Send runs/one to the Hugging Face hub' in found
+    assert page.post("/models/push", {"model": "runs/one", "name": "me/one", "public": "yes"}).status == 200
+    assert page.post("/models/push", {"model": "runs/one", "name": "one", "public": True}).status == 200
+    assert {job.words for job in page.site.jobs.all()} == {
+        ("push", "./runs/one", "me/one", "--yes"), ("push", "./runs/one", "one", "--yes", "--public")}
+
+
+@pytest.mark.parametrize("given", [{"name": ""}, {"name": "--public"}, {"name": "a/b/c"}, {"name": "a b"}, {"name": "../x"},
+                                   {"name": "me/one", "model": "/etc"}, {"name": "me/one", "model": "runs/gone"}])
+def test_what_may_not_be_pushed(page: Any, root: Path, given: Any) -> None:
+    finished(root, "one")
+    page.site = page.app.app.state.site = replace(page.site, has_hub_token=True)
+    assert page.post("/models/push", {"model": "runs/one", **given}).status in (400, 404)
+    assert page.site.jobs.all() == []

@@ -19,6 +19,7 @@ from powertrain.web.chat_pages import base_of, model_of
 from powertrain.web.places import NotThere, child, children
 from powertrain.web.site import Site, fields, shown, site_of
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 PLAIN_DTYPES = ("float32", "bfloat16", "float16")
 FORMATS = {"merged": ("a Hugging Face folder, with the adapters added in", PLAIN_DTYPES),
            "adapter": ("PEFT files, for use beside the base", ()),
@@ -68,6 +69,19 @@ async def export(request: Request) -> Response:
     site.places.exports.mkdir(exist_ok=True)
     job = site.jobs.ask(f"Export {name} as {to}", ["export", model.name, "--to", to, "--output", output,
                                                    *(["--dtype", dtype] if dtype else [])])
+    return JSONResponse({"go": f"/jobs/{job.id}"})
+
+
+async def push(request: Request) -> Response:
+    """Start sending a model to the hub. Whoever asks has seen the name and whether everybody may read it."""
+    site, given = site_of(request), await fields(request)
+    model, name = (str(given.get(key, "")).strip() for key in ("model", "name"))
+    if not HUB_NAME.fullmatch(name):
+        raise WrongUse("a name on the hub is OWNER/NAME, or NAME of your own: letters, digits, dots and dashes")
+    if not site.has_hub_token:
+        raise WrongUse("no hub token is set; set one with `hf auth login` in a terminal, then start the page again")
+    public = ["--public"] if given.get("public") is True else []
+    job = site.jobs.ask(f"Push {model} to {name}", ["push", model_of(site.places, model).name, name, "--yes", *public])
     return JSONResponse({"go": f"/jobs/{job.id}"})
 
 
@@ -122,4 +136,5 @@ def _delete(path: Path) -> None:
 
 
 ROUTES = [Route("/models", show), Route("/models/export", export, methods=["POST"]),
-          Route("/models/evaluate", evaluate, methods=["POST"]), Route("/models/delete", delete, methods=["POST"])]
+          Route("/models/push", push, methods=["POST"]), Route("/models/evaluate", evaluate, methods=["POST"]),
+          Route("/models/delete", delete, methods=["POST"])]
