@@ -111,12 +111,16 @@ def take_away() -> None:
     memory.sys = SimpleNamespace(platform="win32")       # type: ignore[attr-defined]
 
 
+# they import libraries of others, which ask the real system what it is
+TRACKERS = tuple(f"tracking.{name}" for name in ("mlflow", "tensorboard", "trackio", "wandb"))
+
+
 def import_everything() -> None:
     """Import every module of Powertrain; print how many there are."""
     import powertrain
 
     names = [module.name for module in pkgutil.walk_packages(powertrain.__path__, "powertrain.")
-             if not module.name.endswith("__main__")]
+             if not module.name.endswith(("__main__", *TRACKERS))]
     for name in names:
         importlib.import_module(name)
     print(len(names))
