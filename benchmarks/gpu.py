@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def cases_of(options: argparse.Namespace, scratch: Path) -> list[Case]:
-    """The cases in their order: the machine, its limits, and for each model its weights, the peers and the rungs."""
+    """The cases in their order: the machine, its limits, and for each model its weights, the rungs and the peers."""
     def case(name: str, needs: str = "") -> Case:
         words = ["--case", name, "--scratch", str(scratch), "--minutes", str(options.minutes), *["--tiny"] * options.tiny]
         return Case(name, (sys.executable, str(Path(__file__).resolve()), *words, "--results"), needs)
@@ -112,7 +112,7 @@ def cases_of(options: argparse.Namespace, scratch: Path) -> list[Case]:
     found = [case("machine"), case("products"), case("attention")]
     for model in TINY if options.tiny else options.models:
         found.append(case(f"{model} weights"))
-        found += [case(f"{model} {part}", f"{model} weights") for part in (*PEERS, *rungs(every=not options.no_ladder))]
+        found += [case(f"{model} {part}", f"{model} weights") for part in (*rungs(every=not options.no_ladder), *PEERS)]
         found.append(case(f"{model} end"))
     return found
 

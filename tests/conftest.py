@@ -27,7 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"          # so it would in the processes that
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"    # else each process that compiles starts two more that load torch
 
 # The files that take longest go first, so that no worker begins one of them when the others are done.
-LONGEST = ("test_ledger.py", "test_fake_cuda.py", "test_ray.py", "test_readme.py", "test_processes.py", "test_killed.py",
+LONGEST = ("test_ledger.py", "test_cuda_runs.py", "test_ray.py", "test_readme.py", "test_processes.py", "test_killed.py",
            "test_eight_bit_bases.py", "test_compiled_ahead.py", "test_sharded_run.py", "test_contract.py",
            "test_pipeline.py", "test_clock.py", "test_resume.py", "test_features.py", "test_learned.py",
            "test_optimizers.py", "test_shipped_recipes.py", "test_sharded.py", "test_bridge_adapters.py",
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--minutes", type=float, default=2, help="with --faults, of random faults")
     parser.addoption("--every", type=int, default=1, help="with --faults, each N-th fault only, on a busy machine")
     parser.addoption("--combinations", action="store_true",
-                     help="every technique of a GPU with every family and method, in tests/gpu/test_fake_cuda.py")
+                     help="every technique of a GPU with every family and method, in tests/gpu/test_cuda_runs.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

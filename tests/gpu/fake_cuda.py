@@ -36,6 +36,8 @@ class FakeCuda(TorchDispatchMode):
     A host sync raises HostSync, but within `answering`. There a read has an answer that changes nothing: zero, or True.
     """
 
+    counts = 1                               # reads are counted: each one is in the list of `answering`
+
     def __init__(self, *, capability: tuple[int, int], name: str, memory_bytes: int) -> None:
         super().__init__()
         self.fake = FakeTensorMode()

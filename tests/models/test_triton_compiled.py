@@ -18,16 +18,21 @@ triton = pytest.importorskip("triton", reason="Triton is not installed, whose co
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from powertrain.models.kernels import triton_losses  # noqa: E402
 from powertrain.models.kernels.fused import triton_kernels as kernels  # noqa: E402
+from powertrain.records import IGNORE  # noqa: E402
 from powertrain.techniques.fused_blocks import WIDEST_ROW  # noqa: E402
 
 NVIDIA, AMD = (75, 80, 89, 90, 100, 120), {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}        # AMD: threads of a wave
 TARGETS = {**{f"sm_{cap}": GPUTarget("cuda", cap, 32) for cap in NVIDIA},
            **{name: GPUTarget("hip", name, threads) for name, threads in AMD.items()}}
 WIDTHS = (768, 2048, 4096, WIDEST_ROW)       # blocks of 1,024 to 8,192; the widest is that of Llama 70B and Qwen2 72B
-NUMBERS = {"width", "heads", "half", "rest", "token_stride", "head_stride", "table_stride"}
+NUMBERS = {"rows", "vocabulary", "width", "heads", "half", "rest", "token_stride", "head_stride", "table_stride"}
 FP32 = {"_normalise_rows": {"x", "weight", "joined", "rates"}, "_normalise_rows_back": {"rates", "weight", "dx", "out"},
-        "_swiglu_rows": set(), "_swiglu_rows_back": set(), "_turn_heads": {"cosines", "sines"}}
+        "_swiglu_rows": set(), "_swiglu_rows_back": set(), "_turn_heads": {"cosines", "sines"},
+        "_cross_entropy_rows": {"losses"}}
+OTHERS = {"epsilon": "fp32", "smoothing": "fp32", "z_loss": "fp32", "targets": "*i64"}
+VOCABULARIES = (50, 32_000, 151_936)
 
 
 def cases() -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -36,6 +41,10 @@ def cases() -> Iterator[tuple[Any, dict[str, Any]]]:
         yield kernels._normalise_rows, {"HAS_ADDED": True, **kernels._whole_row(width)}
         yield kernels._normalise_rows_back, kernels._whole_row(width)
     yield kernels._normalise_rows, {"HAS_ADDED": False, **kernels._whole_row(WIDTHS[-1])}
+    for vocabulary in VOCABULARIES:
+        for has_terms, has_gradient in ((False, True), (True, True), (False, False)):
+            yield triton_losses._cross_entropy_rows, {"IGNORED": IGNORE, "HAS_TERMS": has_terms, "HAS_GRADIENT": has_gradient,
+                                                      **triton_losses.piece(vocabulary)}
     yield kernels._swiglu_rows, {"BLOCK": kernels.PIECE}
     yield kernels._swiglu_rows_back, {"BLOCK": kernels.PIECE}
     yield kernels._turn_heads, {"BLOCK": 64, "REST": 0}
@@ -47,7 +56,7 @@ def compiled(kernel: Any, constants: Mapping[str, Any], target: GPUTarget) -> An
     constants = dict(constants)
     options = {"num_warps": constants.pop("num_warps", 4)}
     in_fp32 = FP32[kernel.__name__]
-    signature = {name: "constexpr" if name in constants else "fp32" if name == "epsilon" else "i32" if name in NUMBERS
+    signature = {name: "constexpr" if name in constants else OTHERS.get(name) or "i32" if name in NUMBERS or name in OTHERS
                  else "*fp32" if name in in_fp32 else f"*{half}" for name in kernel.arg_names}
     return triton.compile(ASTSource(kernel, signature, constants), target=target, options=options)
 

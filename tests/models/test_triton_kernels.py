@@ -24,7 +24,7 @@ from powertrain.techniques.fused_blocks import WIDEST_ROW, FusedBlocks
 CASES = Path(__file__).with_name("triton_cases.py")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None,
                                   reason="Triton is not installed, whose interpreter runs the kernels: pip install triton")
-KERNELS = ("normalise", "join", "normalise_back", "swiglu", "swiglu_back", "turn", "turn_back")
+KERNELS = ("normalise", "join", "normalise_back", "swiglu", "swiglu_back", "turn", "turn_back", "loss", "loss with terms")
 PINNED = Recipe.model_validate({"max_steps": 100, "techniques": {"fused_blocks": {"kernels": "triton"}}})
 
 
@@ -42,7 +42,8 @@ def differences() -> Mapping[str, float]:
 @pytest.mark.parametrize("rows", [1, 5, 123])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_gives_what_it_stands_for_in_fp32(differences: Mapping[str, float], kernel: str, rows: int) -> None:
-    assert differences[f"{kernel} {rows} fp32"] < 1e-6
+    most = 4e-6 if kernel.startswith("loss") else 1e-6       # the exponential of a logit near 20 has its rounding, 1e-6
+    assert differences[f"{kernel} {rows} fp32"] < most
 
 
 @needs_triton

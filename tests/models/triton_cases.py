@@ -19,9 +19,12 @@ from powertrain.models.kernels.attention import math_attention
 from powertrain.models.kernels.fused.block import Functions, HandWritten
 from powertrain.models.kernels.fused.parts import NormWeights, Parts
 from powertrain.models.kernels.fused.triton_kernels import TritonParts
-from powertrain.records import Batch
+from powertrain.models.kernels.losses import Terms, plain_rows
+from powertrain.models.kernels.triton_losses import triton_rows
+from powertrain.records import IGNORE, Batch
 
 ROWS = (1, 5, 123)
+VOCABULARY = 10_007          # more than the loss's kernel has at a time, and no multiple of it
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -65,6 +68,21 @@ def kernels(rows: int, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
+def losses(rows: int, dtype: torch.dtype) -> dict[str, float]:
+    """Rows of more logits than a program has at a time, one of them without a target; with the loss's terms and without."""
+    targets = torch.randint(0, VOCABULARY, (rows,))
+    targets[0] = VOCABULARY - 1
+    targets[-1] = IGNORE if rows > 1 else 0
+    logits, found = (4 * torch.randn(rows, VOCABULARY)).to(dtype), {}
+    for name, terms in (("loss", None), ("loss with terms", Terms(0.1, 1e-3))):
+        expected = plain_rows(logits.clone(), targets, terms, gradient=True, every=False)
+        found[name] = apart(triton_rows(logits.clone(), targets, terms, gradient=True, every=False), expected)
+        alone = triton_rows(logits.clone(), targets, terms, gradient=False, every=False)
+        assert alone[1] is None
+        found[name] = max(found[name], apart(alone[0], expected[0]))
+    return found
+
+
 def blocks(family: str, method: str) -> float:
     """The gradients of a whole model in fp32, each kind of block, beside the plain parts'."""
     torch.manual_seed(0)
@@ -94,7 +112,7 @@ def blocks(family: str, method: str) -> float:
 def main() -> None:
     torch.manual_seed(0)
     found = {f"{name} {rows} {kind}": value for kind, dtype in DTYPES.items() for rows in ROWS
-             for name, value in kernels(rows, dtype).items()}
+             for name, value in (kernels(rows, dtype) | losses(rows, dtype)).items()}
     found |= {f"blocks of {family}, {method}": blocks(family, method) for family in FAMILIES for method in ("full", "lora")}
     json.dump(found, sys.stdout)
 

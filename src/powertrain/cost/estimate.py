@@ -141,7 +141,7 @@ def kind_of_work(model: ModelFacts, workload: Workload) -> str:
     size = f"width {_rounded(model.width, 2)}+, {_rounded(workload.pass_slots, 4)}+ tokens a pass"
     marks = {"compiled": workload.compiled, "fused blocks": workload.fused_blocks,
              "checkpointed": bool(workload.checkpoint_every), "offloaded": "offload" in workload.saved.values(),
-             "dropout": bool(model.dropout),
+             "dropout": bool(model.dropout), "replayed": workload.replayed,
              "plain attention": workload.attention_saves_scores, "chunked loss": workload.loss_chunk_rows is not None}
     return ", ".join([model.provider, trained, workload.dtype, size, passes, *(name for name, on in marks.items() if on)])
 

@@ -134,24 +134,26 @@ def _chunked_loss(tape: Tape, facts: StepFacts, head: Value, hidden: Value) -> V
     held: list[Block | None] = [None] * 5    # x, logits, the gradient in a product's type, the normaliser, what indices took
     rows = facts.workload.loss_chunk_rows or trained
     for size in [rows] * min(2, trained // rows) + ([trained % rows] if trained % rows else []):
-        _loss_chunk(tape, held, size, (width, vocabulary, item), needs_hidden, head_gradient is not None)
+        _loss_chunk(tape, held, size, (width, vocabulary, item), needs_hidden, head_gradient is not None,
+                    in_place=facts.workload.loss_in_place)
     node = tape.node((hidden, head), (hidden_gradient, head_gradient), back)
     del small_head, indices
     return Value(tape.new(FP32), 1, FP32, node)
 
 
 def _loss_chunk(tape: Tape, held: list[Block | None], rows: int, sizes: tuple[int, int, int], needs_hidden: bool,
-                needs_head: bool) -> None:
+                needs_head: bool, *, in_place: bool) -> None:
     """Run one chunk; its tensors take the places of the last one's."""
     width, vocabulary, item = sizes
     gathered = tape.new(rows * width * FP32)
     held[0] = gathered if item == FP32 else tape.new(rows * width * item)
     del gathered
     product = tape.new(rows * vocabulary * item)
-    held[1] = product if item == FP32 else tape.new(rows * vocabulary * FP32)
+    held[1] = product if item == FP32 or in_place else tape.new(rows * vocabulary * FP32)
     del product
-    tape.scratch(rows * vocabulary * FP32)   # exponentials
-    held[2] = held[1] if item == FP32 else tape.new(rows * vocabulary * item)
+    if not in_place:
+        tape.scratch(rows * vocabulary * FP32)           # exponentials
+    held[2] = held[1] if item == FP32 or in_place else tape.new(rows * vocabulary * item)
     for needed, count in ((needs_hidden, rows * width), (needs_head, vocabulary * width)):
         gradient = tape.new(count * item) if needed else None
         if needed and item != FP32:

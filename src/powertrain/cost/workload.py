@@ -66,6 +66,7 @@ class Workload:
     checkpoint_every: int = 0                # blocks; 0 = nothing is recomputed
     checkpoint_keeps_attention: bool = False # what attention gave is not recomputed, if there is no dropout
     loss_chunk_rows: int | None = None       # None = all logits at once
+    loss_in_place: bool = False              # such a loss's gradient takes the place of the logits
     loss_has_terms: bool = False             # label smoothing or z-loss is added to cross-entropy
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
     kernel: str = ""                         # of attention, by its name in kernels/attention.py; "" = see attention_kernel
@@ -168,7 +169,11 @@ def attention_of(hardware: Hardware) -> tuple[str, ...]:
 
 
 def library_workspace_bytes(hardware: Hardware) -> int:
-    """Return the workspace of cuBLAS, which torch takes from its own allocator once for each stream."""
+    """Return the workspaces of cuBLAS, which torch takes from its own allocator for each thread that multiplies.
+
+    There are two: the host's, and autograd's for the backward pass. On an H100 the default recipe's step took 33.9 MiB more
+    than was predicted with one (docs/gpu.md).
+    """
     if hardware.device != "cuda":
         return 0
-    return HOPPER_WORKSPACE if (hardware.compute_capability or (0, 0)) >= HOPPER else CUBLAS_WORKSPACE
+    return 2 * (HOPPER_WORKSPACE if (hardware.compute_capability or (0, 0)) >= HOPPER else CUBLAS_WORKSPACE)

@@ -203,6 +203,12 @@ class DataFacts:
     cut_examples: int = 0                    # that were longer than the recipe's max_length
 
     @property
+    def of_one_length(self) -> bool:
+        """Return whether all examples have the same number of tokens."""
+        shortest, longest = (self.length_quantiles.get(name) for name in ("min", "max"))
+        return self.kind == "blocks" or (shortest is not None and shortest == longest)
+
+    @property
     def redundancy(self) -> float:
         """Return how often one epoch visits each token: block / stride."""
         return self.block / self.stride

@@ -12,7 +12,8 @@ from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from powertrain.models.kernels.losses import Terms
+    from powertrain.cost.workload import Workload
+    from powertrain.models.kernels.losses import RowsLoss, Terms
     from powertrain.models.model import Model
     from powertrain.training.setup import Setup
 
@@ -22,6 +23,12 @@ WORTH_SHARE = 0.02           # of a pass's products: what skipping rows without 
 CPU_STUDY = "2026-11-21_ablation-docstrings"     # 0.90 to 0.97 of the step time, where 82 % of the tokens train nothing
 CPU_LOGITS = 1 << 22         # per chunk: 16 MiB in fp32, large enough for a full-speed product
 GPU_LOGITS = 1 << 26         # per chunk: a GPU needs a thousand rows or so to read the head's matrix seldom enough
+IN_PLACE_LOGITS = 1 << 28    # per chunk, where the gradient takes the place of the logits: no copies
+IN_PLACE_BYTES = 2           # per logit then
+KERNELS = ("torch", "triton")
+TRITON_GAIN = (0.7, 0.95)
+CONFIRMED = 10_007           # logits of a row: more than the kernel has at a time, and no multiple of that
+TOLERANCE = 2 ** -7          # of bf16, which the gradient is rounded to
 
 
 @dataclass(frozen=True)
@@ -30,14 +37,17 @@ class ChunkedCrossEntropy(Technique):
 
     The gradient of cross-entropy is softmax - onehot, which the logits give at once. So the forward pass computes the gradients
     of the hidden rows and of the head, and keeps those instead of the logits: rows x width instead of rows x vocabulary.
-    A frozen head gets no gradient. The products are the same, summed over chunks in fp32.
+    A frozen head gets no gradient. The products are the same, summed over chunks in fp32. Triton's kernel reads a chunk's
+    logits twice and writes their gradient over them; torch's operators make fp32 copies, and read and write those ten times.
     """
 
     rows: int = 1024
+    kernels: str = "torch"                   # what computes a chunk's loss and gradient from its logits
 
     name = "chunked_cross_entropy"
     does = "computes the loss in chunks of rows"
     decides_by: ClassVar = {"loss_chunk_rows": "rows"}
+    choices: ClassVar = {"kernels": KERNELS}
     native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"loss"})
@@ -50,7 +60,11 @@ class ChunkedCrossEntropy(Technique):
         model, data = run.model, run.data
         tokens = data.train_batch_size * data.block
         whole_bytes = tokens * model.vocabulary * LOGIT_COPIES_BYTES
-        rows = max(64, (CPU_LOGITS if run.hardware.device == "cpu" else GPU_LOGITS) // model.vocabulary)
+        if cls._asks_for_triton(run) and (refusal := cls._without_triton(run)) is not None:
+            return refusal
+        on_cpu, in_place = run.hardware.device == "cpu", cls._without_triton(run) is None
+        rows = max(64, (CPU_LOGITS if on_cpu else IN_PLACE_LOGITS if in_place else GPU_LOGITS) // model.vocabulary)
+        found = cls(rows, "triton" if in_place else "torch")
         shown = f"the logits of a batch take {whole_bytes / 2**20:,.0f} MiB ({tokens:,} tokens x {model.vocabulary:,})"
         skipped = (1 - data.trained_share) * model.head_parameters / (model.matmul_parameters + model.head_parameters)
         if data.trained_share < 1:
@@ -58,8 +72,8 @@ class ChunkedCrossEntropy(Technique):
         numbers = {"logits_bytes": whole_bytes, "skipped_share": skipped}
         if whole_bytes < WORTH_BYTES and skipped < WORTH_SHARE:
             return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}; chunks pay off only above {WORTH_BYTES >> 20} MiB of logits, or "
-                              f"where skipped rows save {WORTH_SHARE:.0%} of the products", cls(rows), numbers=numbers)
-        chunk_bytes = min(rows, tokens) * model.vocabulary * LOGIT_COPIES_BYTES
+                              f"where skipped rows save {WORTH_SHARE:.0%} of the products", found, numbers=numbers)
+        chunk_bytes = min(rows, tokens) * model.vocabulary * (IN_PLACE_BYTES if in_place else LOGIT_COPIES_BYTES)
         basis = "guess: memory by formula, time not measured yet" if not skipped else \
             "guess: a formula for the rows without a target, the rest not measured yet"
         low, high = 0.9 * (1 - skipped), 1.02 * (1 - skipped / 2)
@@ -67,15 +81,33 @@ class ChunkedCrossEntropy(Technique):
         if studied:
             high = 1.02 * (1 - skipped / 3)
             basis = f"formula: rows without a target; the high end by study {CPU_STUDY}"
-        return cls(rows).on(f"{shown}; {rows:,} rows at a time take {chunk_bytes / 2**20:,.0f} MiB",
+        if in_place:
+            low, high, basis = low * TRITON_GAIN[0], high * TRITON_GAIN[1], "guess: not measured yet"
+        by = ", in one kernel of Triton that writes the gradient over them" if in_place else ""
+        return found.on(f"{shown}; {rows:,} rows at a time take {chunk_bytes / 2**20:,.0f} MiB{by}",
                             Effect((low, high), chunk_bytes - whole_bytes, basis=basis, guessed=not studied), numbers=numbers)
+
+    @classmethod
+    def _asks_for_triton(cls, run: PlannedRun) -> bool:
+        pin = run.recipe.techniques.get(cls.name)
+        return not isinstance(pin, str | None) and pin.get("kernels") == "triton"
+
+    @classmethod
+    def _without_triton(cls, run: PlannedRun) -> Refusal | None:
+        """Return why Triton's kernel cannot run here, or None."""
+        if run.hardware.device != "cuda":
+            return cls.refuse(Why.HARDWARE_LACKS, "Triton's kernel needs a GPU, and this run computes on "
+                              f"{run.hardware.device!r}; use kernels=torch",
+                              cure=("techniques.chunked_cross_entropy.kernels=torch",))
+        return cls.without_parts(run, ("triton",))
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         if (found := cls.settings_of(cls.answer(run))) is None:
             return ()
         tokens = run.data.train_batch_size * run.data.block      # more rows than that are all at once
-        return None, found, *(cls(rows) for rows in (found.rows // 4, 4 * found.rows) if 0 < rows < tokens)
+        others = (replace(found, rows=rows) for rows in (found.rows // 4, 4 * found.rows) if 0 < rows < tokens)
+        return None, found, *others, *([replace(found, kernels="torch")] if found.kernels == "triton" else [])
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, loss=self.loss)
@@ -85,6 +117,41 @@ class ChunkedCrossEntropy(Technique):
             raise NotApplied(f"chunked_cross_entropy: the objective {setup.objective.name} computes a loss of its own")
         if getattr(setup.loss, "__self__", None) != self:
             raise NotApplied(f"chunked_cross_entropy: the loss is computed by {name_of(setup.loss)}")
+        if self.kernels == "triton":
+            self._confirm_triton(setup)
+
+    def _confirm_triton(self, setup: Setup) -> None:
+        """Compare Triton's kernel with torch's operators, for some rows of random logits."""
+        import torch
+
+        from powertrain.models.kernels.losses import plain_rows
+
+        draw = torch.Generator().manual_seed(0)
+        targets = torch.tensor([0, IGNORE, CONFIRMED - 1, 7]).to(setup.device)
+        logits = (4 * torch.randn(4, CONFIRMED, generator=draw)).to(setup.device, setup.precision.compute_dtype)
+        expected = plain_rows(logits.clone(), targets, None, gradient=True, every=False)
+        found = self._rows_loss()(logits.clone(), targets, None, gradient=True, every=False)
+        for one, other in zip(found, expected, strict=True):
+            assert one is not None
+            assert other is not None
+            apart = float((one.float() - other.float()).abs().max())
+            if not apart <= TOLERANCE * float(other.float().abs().max()):
+                raise NotApplied(f"chunked_cross_entropy: Triton's kernel and torch's operators are {apart:.1e} apart; set "
+                                 "techniques.chunked_cross_entropy.kernels=torch, and report this")
+
+    def _rows_loss(self) -> RowsLoss:
+        if self.kernels == "torch":
+            from powertrain.models.kernels.losses import plain_rows
+
+            return plain_rows
+        try:
+            from powertrain.models.kernels.triton_losses import triton_rows
+        except ImportError as error:
+            raise NotApplied(f"chunked_cross_entropy: Triton's kernel cannot be loaded ({error}); use kernels=torch") from error
+        return triton_rows
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(super().reckon(workload), loss_in_place=self.kernels == "triton")
 
     def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
              terms: Terms | None = None) -> Tensor:
@@ -96,11 +163,11 @@ class ChunkedCrossEntropy(Technique):
         counts = targets != IGNORE           # nonzero waits for the device; torch 2.11 has nothing else on MPS
         places = counts.nonzero() if trained is None or counts.device.type == "mps" else \
             torch.nonzero_static(counts, size=trained)
-        return chunked_loss(model, hidden, targets, self.rows, places.squeeze(1), terms)
+        return chunked_loss(model, hidden, targets, self.rows, places.squeeze(1), terms, self._rows_loss())
 
     def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
                     terms: Terms | None = None) -> Tensor:
         """Return the same loss with every row sent to the head, so that no shape depends on the targets."""
         from powertrain.models.kernels.losses import chunked_loss
 
-        return chunked_loss(model, hidden, targets, self.rows, None, terms)
+        return chunked_loss(model, hidden, targets, self.rows, None, terms, self._rows_loss())

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.fitting import longest_example
-from powertrain.records import Batch, ModelFacts, NotApplied, Refusal, Why
+from powertrain.cost.fitting import longest_example, wanted_tokens
+from powertrain.records import Batch, Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.records.sizes import digits
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 from powertrain.training.objectives import objective_of
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from powertrain.training.setup import Setup
 
 LOOKED_AT = 4                # steps whose passes the constant shape is taken from
+STUDY = "2026-11-25_gpu-h100"
+GAIN = (0.13, 0.5)           # a small model's step, over that without; the high end is a guess for larger ones
+LAUNCHES_S = 1.5e-3          # of Python for a block, forward and backward, operators one by one, as that study's steps took
+REACHED = 0.5                # guess: of the GPU's peak, by products
 TOLERANCE = 1e-2             # of gradients, relative: bf16 attention sums them in another order each time
 
 
@@ -39,8 +44,7 @@ class CudaGraph(Technique):
     source = "CUDA programming guide, graphs; torch.cuda.graph"
 
     @classmethod
-    def propose(cls, run: PlannedRun) -> Refusal:
-        """Refuse in any case: no study has measured a gain yet, so only a pin turns this on."""
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         hardware, model, data = run.hardware, run.model, run.data
         if hardware.device != "cuda":
             return cls.refuse(Why.HARDWARE_LACKS, f"this needs a CUDA GPU, and the run computes on {hardware.device!r}")
@@ -49,9 +53,31 @@ class CudaGraph(Technique):
                                             "compared with an eager one; use objective.embedding_noise=0")
         if (reason := _cannot_be_recorded(model)) is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, reason)
-        size = f"documents of {data.block} tokens on average and {longest_example(data):,} at most, in passes filled up to " \
-            "one size" if data.kind != "blocks" else f"passes of {data.block}-token blocks"
-        return cls.refuse(Why.NOT_MEASURED, f"{size} can be recorded, but no study has measured yet what that saves", cls())
+        if not data.of_one_length:
+            return cls.refuse(Why.NOT_MEASURED, f"documents of {data.block} tokens on average and {longest_example(data):,} at "
+                              "most, in passes filled up to one size, can be recorded, but no study has measured yet what "
+                              "that saves", cls())
+        if hardware.processes > 1:
+            return cls.refuse(Why.NOT_MEASURED, f"passes of {data.block}-token blocks can be recorded, but no study has "
+                              "measured yet what that saves where several processes share a step", cls())
+        return cls._where_launches_take_longer(run)
+
+    @classmethod
+    def _where_launches_take_longer(cls, run: PlannedRun) -> Proposal | Refusal:
+        """Propose it where Python takes longer to start a pass's kernels than the GPU takes for its products."""
+        model, peaks = run.model, run.hardware.peak_flops_per_s
+        if not peaks:
+            return cls.refuse(Why.NOT_MEASURED, "the speed of this GPU is not known, nor whether it waits for Python", cls())
+        tokens = min(run.decided.tokens, wanted_tokens(run.hardware))
+        products_s = 6 * (model.matmul_parameters + model.head_parameters) * tokens / (REACHED * max(peaks.values()))
+        launches_s = LAUNCHES_S * model.layers
+        shown = f"for a pass of {tokens:,} tokens Python takes about {digits(1e3 * launches_s)} ms to start the kernels, and " \
+                f"the GPU about {digits(1e3 * products_s)} ms for the products"
+        numbers = {"launches_s": launches_s, "products_s": products_s}
+        if products_s > launches_s / 2:
+            return cls.refuse(Why.WOULD_NOT_PAY, shown, cls(), numbers=numbers)
+        return cls().on(shown, Effect(GAIN, 0, basis=f"guess: study {STUDY} has one small model's low end", guessed=True),
+                        numbers)
 
     def unmet(self, run: PlannedRun) -> Refusal | None:
         """Return why passes of examples that differ in length have no constant shape here, or None."""
@@ -59,10 +85,9 @@ class CudaGraph(Technique):
             return None
         decided = run.decided
         if not decided.packs:
-            return self.refuse(Why.CONFLICT, "examples differ in length and are padded, so passes differ in shape; this needs "
-                                             "packing",
+            return self.refuse(Why.CONFLICT, "examples are padded, so passes may differ in shape; this needs packing",
                                rival="packing", cure=("techniques.packing=on",))
-        if decided.kernel != "varlen":
+        if decided.kernel != "varlen" and not run.data.of_one_length:
             return self.refuse(Why.CONFLICT, "examples differ in length, and attention runs in the kernel "
                                f"{decided.attention_kernel} (products in {decided.dtype}); this needs varlen, which reads the "
                                "lengths on the device",

@@ -72,10 +72,12 @@ def over_groups(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...],
     orders = order_on(lengths, q.device)
     if orders is not None:
         q, k, v = (x.index_select(0, orders[0]) for x in (q, k, v))
+    groups = group_lengths(lengths)
     outputs, first = [], 0
-    for count, length in group_lengths(lengths):
+    for count, length in groups:
         last = first + count * length
-        batch = (torch.unflatten(x[first:last], 0, (count, length)).transpose(1, 2) for x in (q, k, v))
+        of_group = (q, k, v) if len(groups) == 1 else (x[first:last] for x in (q, k, v))     # a slice's gradient is a copy
+        batch = (torch.unflatten(x, 0, (count, length)).transpose(1, 2) for x in of_group)
         outputs.append(attend(*batch).transpose(1, 2).flatten(0, 1))
         first = last
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)

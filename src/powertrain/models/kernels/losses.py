@@ -61,8 +61,40 @@ def loss_of_all_rows(loss: Loss) -> Loss:
     return found
 
 
+class RowsLoss(Protocol):
+    """How the loss of some rows and its gradient are computed from their logits."""
+
+    def __call__(self, logits: Tensor, targets: Tensor, terms: Terms | None, *, gradient: bool,
+                 every: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the losses (R,) in fp32, or (3, R) as in `Loss`, 0 where the target is IGNORE, and the logits' gradient.
+
+        The gradient has the type of the logits (R, V) and may take their place; None unless `gradient`. `every`: no target is
+        IGNORE.
+        """
+
+
+def plain_rows(logits: Tensor, targets: Tensor, terms: Terms | None, *, gradient: bool,
+               every: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute the loss of rows in fp32, by torch's operators. See `RowsLoss`."""
+    dtype, counts, target = logits.dtype, targets != IGNORE, targets.clamp(min=0)
+    logits = logits.float()
+    normaliser = logits.logsumexp(-1, keepdim=True)      # (R, 1)
+    losses = normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)
+    if terms is not None:
+        losses = _with_terms(losses, logits, normaliser.squeeze(1), terms)           # (3, R)
+    losses = losses if every else losses * counts
+    if not gradient:
+        return losses, None
+    of_logits = logits.sub_(normaliser).exp_()           # softmax
+    smoothing = 0.0 if terms is None else terms.label_smoothing
+    if terms is not None:
+        of_logits.mul_(1 + 2 * terms.z_loss * normaliser).sub_(smoothing / of_logits.shape[1])
+    of_logits[torch.arange(len(target), device=target.device), target] -= 1 - smoothing
+    return losses, (of_logits if every else of_logits.mul_(counts[:, None])).to(dtype)
+
+
 def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor | None,
-                 terms: Terms | None = None) -> Tensor:
+                 terms: Terms | None = None, rows_loss: RowsLoss = plain_rows) -> Tensor:
     """Return the summed cross-entropy in nats as `Loss` does, `rows` rows at a time.
 
     `places` (N,) of the targets that train; None = every row goes to the head, so that no shape depends on the targets.
@@ -72,52 +104,41 @@ def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, place
     if not torch.is_grad_enabled():                  # a Function would still be asked for the gradients of weights
         hidden, weight = hidden.detach(), weight.detach()
     with torch.autocast(hidden.device.type, enabled=False):
-        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, rows, dtype, places, terms)  # type: ignore[no-untyped-call]
+        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, rows, dtype, places, terms,  # type: ignore[no-untyped-call]
+                                          rows_loss)
     return loss
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
-                places: Tensor | None, terms: Terms | None) -> Tensor:
+                places: Tensor | None, terms: Terms | None, rows_loss: RowsLoss) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         head = weight.to(dtype)                              # (V, width)
         hidden_gradient = torch.zeros_like(hidden) if wants_hidden else None
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         total = torch.zeros(() if terms is None else (3,), device=hidden.device)
-        counts = targets != IGNORE
         for chunk in torch.split(torch.arange(len(targets), device=targets.device) if places is None else places, rows):
-            x, target = hidden[chunk].to(dtype), targets[chunk].clamp(min=0)
-            logits = (x @ head.T).float()                    # (rows, V)
-            normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
-            losses = normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)
-            if terms is not None:
-                losses = _with_terms(losses, logits, normaliser.squeeze(1), terms)           # (3, rows)
-            total += (losses * counts[chunk] if places is None else losses).sum(-1)
-            if not (wants_hidden or wants_weight):
+            x = hidden[chunk].to(dtype)
+            losses, gradient = rows_loss(x @ head.T, targets[chunk], terms, gradient=wants_hidden or wants_weight,
+                                         every=places is not None)
+            total += losses.sum(-1)
+            if gradient is None:
                 continue
-            gradient = logits.sub_(normaliser).exp_()        # softmax
-            if terms is not None:
-                gradient.mul_(1 + 2 * terms.z_loss * normaliser).sub_(terms.label_smoothing / gradient.shape[1])
-            smoothing = 0.0 if terms is None else terms.label_smoothing
-            gradient[torch.arange(len(target), device=target.device), target] -= 1 - smoothing
-            if places is None:
-                gradient *= counts[chunk][:, None]
-            small = gradient.to(dtype)
             if hidden_gradient is not None:
-                hidden_gradient[chunk] = (small @ head).to(hidden.dtype)
+                hidden_gradient[chunk] = (gradient @ head).to(hidden.dtype)
             if weight_gradient is not None:
-                weight_gradient += small.T @ x
+                weight_gradient += gradient.T @ x
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None, None]:
         scale = gradients[0] if gradients[0].dim() == 0 else gradients[0][0]
         hidden_gradient, weight_gradient = ctx.saved_tensors
         ctx.maybe_clear_saved_tensors()
         return (None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
-                None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None, None)
+                None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None, None, None)
 
 
 def _with_terms(plain: Tensor, logits: Tensor, normaliser: Tensor, terms: Terms) -> Tensor:

@@ -37,7 +37,7 @@ from powertrain.models.kernels.fused.parts import EnterWeights, LeaveWeights, Li
 from powertrain.models.kernels.ragged.build import processor
 from powertrain.records import WrongUse
 
-MADE_BY = ("compiled.py", "parts.py")        # sources that the code depends on
+MADE_BY = ("compiled.py", "in_place.py", "parts.py")      # sources that the code depends on
 FEWEST_ROWS = 2                              # one row is a kind of its own to a compiler
 MOST_ROWS = 2**24
 LONGEST_S = 300.0                            # of compiling

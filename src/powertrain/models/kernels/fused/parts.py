@@ -20,6 +20,7 @@ from torch import Tensor
 
 from powertrain.models.config import ModelConfig
 from powertrain.models.kernels.frozen import scaled_product, scaled_product_back
+from powertrain.models.kernels.fused.in_place import plus_product
 
 # ------------------------------------------------------------------------------------------------ values
 
@@ -295,7 +296,7 @@ def product(x: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
     ranks = None if linear.a is None else x @ linear.a.t()
     if linear.scales is None:
         y = F.linear(x, linear.weight, linear.bias)
-        return y if ranks is None or linear.b is None else torch.addmm(y, ranks, linear.b.t()), ranks
+        return y if ranks is None or linear.b is None else plus_product(y, ranks, linear.b.t()), ranks
     # in 8 bits scales, bias and what adapters add meet in one loop, in fp32
     y = scaled_product(x, linear.weight, linear.scales)
     y = y if linear.bias is None else y + linear.bias
@@ -307,7 +308,7 @@ def product_back(dy: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
     dranks = None if linear.b is None else dy @ linear.b
     if linear.scales is None:
         dx = dy @ linear.weight
-        return dx if dranks is None or linear.a is None else torch.addmm(dx, dranks, linear.a), dranks
+        return dx if dranks is None or linear.a is None else plus_product(dx, dranks, linear.a), dranks
     dx = scaled_product_back(dy, linear.weight, linear.scales)
     return (dx if dranks is None or linear.a is None else dx + dranks @ linear.a).to(dy.dtype), dranks
 

@@ -1,4 +1,7 @@
-"""Runs on a fake GPU, through what `powertrain train` calls; prints what became of each case. A process of its own."""
+"""Runs on this machine's GPU, or else on a fake one, through what `powertrain train` calls. A process of its own.
+
+Prints what became of each case.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,19 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fake_cuda
+import real_cuda
 import torch
 from kinds_of_runs import SIZES, ragged_examples
 
 from powertrain.data.example import collate_padded
-from powertrain.facts.hardware import read_hardware
+from powertrain.facts.hardware import read_hardware, read_processor
 from powertrain.facts.model import model_facts
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.attached import add_adapters
@@ -32,15 +36,17 @@ from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts
 from powertrain.records.checkpoints import newest_checkpoint
+from powertrain.records.plan import PinRefused
 from powertrain.run.material import Material
 from powertrain.run.prepare import Prepared, build_setup
 from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
-from powertrain.training.loop import State, evaluate, new_state, train
+from powertrain.training.loop import State, StepResult, evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 from powertrain.use.generation import Sampling, generate_ids, open_feed
 
 STEPS, BATCH, EXAMPLES = 1, 3, 6
+IS_REAL = torch.backends.cuda.is_built()
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,22 @@ def build(config: ModelConfig, adapters: AdapterConfig | None, method: str) -> D
     return model
 
 
-def carry_out(run: Run, device: fake_cuda.FakeCuda, folder: Path) -> tuple[str, ...]:
-    """Train, evaluate, write, save, load and train on. Return the names of the techniques that were in force."""
-    device.capability = (run.capability[0], run.capability[1])
+Device = fake_cuda.FakeCuda | real_cuda.RealCuda
+
+
+@dataclass(frozen=True)
+class Found:
+    """The techniques that were in force, and the first step's numbers (0 on a fake GPU)."""
+
+    techniques: tuple[str, ...]
+    loss: float
+    grad_norm: float
+
+
+def carry_out(run: Run, device: Device, folder: Path) -> Found:
+    """Train, evaluate, write, save, load and train on."""
+    if isinstance(device, fake_cuda.FakeCuda):
+        device.capability = (run.capability[0], run.capability[1])
     hardware = read_hardware(folder, measure=False)
     hardware = replace(hardware, peak_flops_per_s=dict(hardware.datasheet_flops_per_s), bandwidth_bytes_per_s=3e12)
     assert hardware.device == "cuda"
@@ -101,35 +120,50 @@ def carry_out(run: Run, device: fake_cuda.FakeCuda, folder: Path) -> tuple[str, 
     apart = [name for name, tensor in setup.model.state_dict().items() if tensor.device.type != "cuda"]
     assert not apart, f"on the CPU: {apart}"
     state = new_state(setup, 0.1)
-    take_steps(setup, state, STEPS)
+    first = take_steps(setup, state, STEPS)[0]
+    device.waited = []                       # tables that the first step moves to the GPU, once
     with device.answering() as read:
         evaluate(setup, prepared.material.held_out, tokens_per_byte=None)
-    assert len(read) == 1, f"an evaluation waits once, and this one {len(read)} times"
+    assert len(read) == device.counts, f"an evaluation waits once, and this one {len(read)} times"
     write(setup, device)
     again = round_trip(prepared, setup, state, device, folder)
     take_steps(setup, again, 1)
-    return prepared.plan.names
+    with device.answering():
+        return Found(prepared.plan.names, float(first.loss), float(first.grad_norm))
 
 
-def take_steps(setup: Setup, state: State, steps: int) -> None:
-    schedule = Schedule("cosine", 1e-3, state.step + steps)
+def on_the_cpu(run: Run) -> Found:
+    """The first step of the same model on the same examples, on the CPU, in fp32, with what a CPU's plan has."""
+    prepared = prepared_for(replace(run, techniques={}), read_processor())
+    setup = build_setup(prepared)
+    [first] = take_steps(setup, new_state(setup, 0.1), 1)
+    return Found(prepared.plan.names, float(first.loss), float(first.grad_norm))
+
+
+def take_steps(setup: Setup, state: State, steps: int) -> list[StepResult]:
+    schedule, results = Schedule("cosine", 1e-3, state.step + steps), []
     for result in train(setup, state, schedule, 1.0):
+        results.append(result)
         for number in (result.loss, result.grad_norm, *result.terms.values(), *result.metrics.values()):
-            assert number.device.type == "cuda"
+            assert number.device.type == setup.device.type
             assert not number.dim()
+        if IS_REAL:
+            torch.cuda.synchronize()         # as whoever reads the laps has to
         assert len(result.laps.parts()) >= 4
     assert state.step == schedule.total_steps
+    return results
 
 
-def write(setup: Setup, device: fake_cuda.FakeCuda) -> None:
+def write(setup: Setup, device: Device) -> None:
     """Write three tokens after a prompt of five: the host reads the logits, and then nothing else of the GPU."""
     with setup.precision.context(setup.device), device.answering() as read:
         feed, ids = open_feed(setup.model, [1, 2, 3, 4, 5])
         written = list(generate_ids(feed, ids, Sampling(3, temperature=0.8, top_k=5)))
-    assert len(written) == len(read) == 3
+    assert len(written) == 3
+    assert len(read) == 3 * device.counts
 
 
-def round_trip(prepared: Prepared, setup: Setup, state: State, device: fake_cuda.FakeCuda, folder: Path) -> State:
+def round_trip(prepared: Prepared, setup: Setup, state: State, device: Device, folder: Path) -> State:
     """Save the state, load it into a new one, and return that. Each weight and moment comes back as it was, on the GPU."""
     with tempfile.TemporaryDirectory(dir=folder) as place, device.answering():
         save_checkpoint(Path(place), state)
@@ -184,19 +218,23 @@ FAULTS = {
 
 
 def main() -> None:
-    """Carry out the runs of the standard input; print for each the techniques in force or the error, and the seconds."""
+    """Carry out the runs of the standard input; print a line for each: what was in force or the error, and the seconds."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    device, found = fake_cuda.start(), {}
+    device: Device = real_cuda.RealCuda() if IS_REAL else fake_cuda.start()
     with device, tempfile.TemporaryDirectory() as folder:
         for name, given in json.load(sys.stdin).items():
             began, device.launched, device.waited = time.perf_counter(), [], []
+            found: dict[str, Any]
             try:
-                names = carry_out(Run(**given), device, Path(folder))
-                found[name] = {"techniques": names, "launched": len(device.launched), "waited": len(device.waited)}
+                found = asdict(carry_out(Run(**given), device, Path(folder)))
+                found |= {"launched": len(device.launched), "waited": device.waited}
+                if IS_REAL:
+                    found["on_the_cpu"] = asdict(on_the_cpu(Run(**given)))
+            except PinRefused as refusal:
+                found = {"refused": str(refusal)}
             except Exception as error:
                 place = traceback.extract_tb(error.__traceback__)
                 ours = [f"{frame.filename}:{frame.lineno}" for frame in place if "powertrain" in frame.filename]
-                found[name] = {"error": f"{type(error).__name__}: {error}", "at": ours[-3:], "trace": traceback.format_exc()}
-            found[name]["seconds"] = time.perf_counter() - began
-    print(json.dumps(found))
+                found = {"error": f"{type(error).__name__}: {error}", "at": ours[-3:], "trace": traceback.format_exc()}
+            print(json.dumps({name: found | {"seconds": time.perf_counter() - began}}), flush=True)
