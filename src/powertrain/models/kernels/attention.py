@@ -76,7 +76,8 @@ def over_groups(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...],
     outputs, first = [], 0
     for count, length in groups:
         last = first + count * length
-        of_group = (q, k, v) if len(groups) == 1 else (x[first:last] for x in (q, k, v))     # a slice's gradient is a copy
+        # a slice's gradient is a copy; on a CPU that keeps one layout, for which compiled code is compiled once
+        of_group = (q, k, v) if len(groups) == 1 and q.is_cuda else (x[first:last] for x in (q, k, v))
         batch = (torch.unflatten(x, 0, (count, length)).transpose(1, 2) for x in of_group)
         outputs.append(attend(*batch).transpose(1, 2).flatten(0, 1))
         first = last
