@@ -94,6 +94,7 @@ class Index:
         self.file = file
         self._lock = threading.RLock()
         self._kept: dict[str, _Kept] = {}
+        self._connection: sqlite3.Connection | None = None           # to open it takes as long as a short run
         file.parent.mkdir(parents=True, exist_ok=True)
 
     def series(self, run: Path) -> Series:
@@ -103,6 +104,7 @@ class Index:
                 return self._series(run)
             except sqlite3.DatabaseError:    # damaged, by a full disk for example: it holds nothing that cannot be read again
                 self._kept.clear()
+                self.close()
                 for ending in ("", "-wal", "-shm"):
                     Path(f"{self.file}{ending}").unlink(missing_ok=True)
                 return self._series(run)
@@ -173,18 +175,27 @@ class Index:
                 str(run), stamp, json.dumps({**told, "state": state})))
         return found
 
+    def close(self) -> None:
+        """Close the file; the next question opens it again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     @contextlib.contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        database = sqlite3.connect(self.file, isolation_level=None)
+        if self._connection is None:
+            self._connection = sqlite3.connect(self.file, isolation_level=None, check_same_thread=False)     # self._lock
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=OFF")       # it may be lost
+            self._connection.executescript(TABLES)
+        database = self._connection
+        database.execute("BEGIN")
         try:
-            database.execute("PRAGMA journal_mode=WAL")
-            database.execute("PRAGMA synchronous=OFF")               # it may be lost
-            database.executescript(TABLES)
-            database.execute("BEGIN")
             yield database
-            database.execute("COMMIT")
-        finally:
-            database.close()
+        except BaseException:
+            self.close()
+            raise
+        database.execute("COMMIT")
 
 
 def _stamp(run: Path) -> str:
