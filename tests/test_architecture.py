@@ -29,17 +29,18 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
             "models"},
     "launch": {"records", "training"},
     "use": {"records", "recipe", "facts", "planner", "training", "run", "data", "models"},
+    "serving": {"records", "data", "use"},
     "evidence": {"records", "recipe", "facts", "cost", "planner", "training", "run", "data", "models"},
     "claims": {"records", "shapes", "recipe", "facts", "cost", "planner", "training", "run", "use", "evidence", "data",
                "models"},
     "diagnosis": {"records", "machine", "recipe", "facts", "cost", "planner", "training", "run", "use", "evidence", "data"},
     "audit": {"records", "shapes", "machine", "recipe", "facts", "cost", "planner", "run", "evidence", "data"},
     "cli": {"records", "recipe", "facts", "planner", "training", "data", "models", "report", "run", "use",
-            "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch", "mirror", "tracking", "web"},
+            "serving", "export", "evidence", "claims", "cost", "diagnosis", "audit", "launch", "mirror", "tracking", "web"},
     "web": {"machine", "records", "recipe", "report", "run"},
     "__main__": {"cli"},
 }
-LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 64_000
+LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 65_600
 FORBIDDEN = re.compile(r"torch\.load|pickle\.|yaml\.load\((?!text, _?Yaml)|(?<!\.)\beval\(|\bexec\(|shell=True|os\.system"
                        r"|trust_remote_code=True")
 

@@ -202,7 +202,7 @@ class TestExport:
     @pytest.mark.parametrize(("to", "files"), [
         ("adapter", {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "tokenizer.json"}),
         ("merged", {"config.json", "model.safetensors", "chat_template.jinja", "tokenizer.json"}),
-        ("gguf", {"out-F16.gguf"}),
+        ("gguf", {"out-F16.gguf", "Modelfile"}),
     ])
     def test_each_format_is_whole_and_says_so(self, to: str, files: set[str], here: Path, tmp_path: Path,
                                               capsys: Captured) -> None:
@@ -233,9 +233,12 @@ class TestExport:
         assert field.contents() == (here / "runs/tuned/model/chat_template.jinja").read_text()
         assert report["agreement"]["difference"] < 1e-4
         assert report["effect"] > 0
+        modelfile = (tmp_path / "out" / "Modelfile").read_text()
+        assert 'TEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}### System:' in modelfile
 
     @pytest.mark.parametrize(("words", "says"), [
-        (["runs/tuned", "--to", "onnx", "--output", "out"], "--to onnx is not a format"),
+        (["runs/tuned", "--to", "zip", "--output", "out"], "--to zip is not a format; use adapter, merged, gguf, onnx"),
+        (["runs/tuned", "--to", "onnx", "--output", "out", "--dtype", "bf16"], "use float32"),
         (["runs/tuned", "--to", "merged", "--output", "runs"], "is not empty"),
         (["runs/tuned", "--to", "merged", "--output", "out", "--dtype", "q8_0"], "use float32, bfloat16, float16"),
         (["runs/tuned", "--to", "adapter", "--output", "out", "--dtype", "bf16"], "leave --dtype out"),
@@ -260,3 +263,6 @@ def test_an_encoder_decoder_prints_its_answer_and_not_the_prompt(cli: Cli, tmp_p
     assert code == 0, err
     assert "secret" not in out
     assert "secret" in cli("generate", "t5", "--prompt", "a secret", "--tokens", "3", "--show-prompt")[1]
+    code, _, err = cli("export", "t5", "--to", "onnx", "--output", "out")
+    assert code == 2
+    assert "t5 is computed by transformers, and ONNX files can be made only from the native decoder's families" in err

@@ -22,7 +22,9 @@ from powertrain.cli import (
     launching,
     page,
     proving,
+    pushing,
     reporting,
+    serving,
     tracking,
     training,
     using,
@@ -63,10 +65,10 @@ def first_options(version: Annotated[bool, typer.Option("--version", callback=sh
 app = group(
     "Train language models as fast as this machine allows. Every gain is explained and measured.",
     {"train": training.train, "plan": training.plan, "facts": training.facts, "generate": using.generate,
-     "chat": using.chat, "evaluate": using.evaluate, "export": exporting.export, "ablate": proving.ablate,
-     "tune": proving.tune, "bench": proving.bench, "diagnose": proving.diagnose, "report": reporting.report,
-     "audit": auditing.audit, "launch": launching.launch, "monitor": watching.monitor, "track": tracking.track,
-     "ui": page.ui},
+     "chat": using.chat, "serve": serving.serve, "evaluate": using.evaluate, "export": exporting.export,
+     "push": pushing.push, "ablate": proving.ablate, "tune": proving.tune, "bench": proving.bench,
+     "diagnose": proving.diagnose, "report": reporting.report, "audit": auditing.audit, "launch": launching.launch,
+     "monitor": watching.monitor, "track": tracking.track, "ui": page.ui},
     pretty_exceptions_enable=False, context_settings={"max_content_width": 100},
     callback=first_options, result_callback=exit_with)
 app.command("page", hidden=True)(page.page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
     from powertrain.data.example import Example
     from powertrain.use.opening import OpenedModel
 
-DTYPES = {"adapter": (), "merged": ("float32", "bfloat16", "float16"), "gguf": ("float32", "bfloat16", "float16", "q8_0")}
+DTYPES = {"adapter": (), "merged": ("float32", "bfloat16", "float16"), "gguf": ("float32", "bfloat16", "float16", "q8_0"),
+          "onnx": ("float32",)}
 SPOKEN = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 
 Row = tuple[str, str]
 
 
 def export(model: Model,
-           to: Annotated[str, typer.Option(help="Format: adapter (PEFT), merged (a Hugging Face folder) or gguf (llama.cpp).")],
+           to: Annotated[str, typer.Option(help="Format: adapter (PEFT), merged (a Hugging Face folder), gguf (llama.cpp and "
+                                         "Ollama) or onnx (ONNX Runtime).")],
            output: Annotated[Path, typer.Option(help="New folder for the files.")],
            dtype: Annotated[str | None, typer.Option(help="Number type: float32, bfloat16, float16, or for gguf q8_0 "
                                                      "(default: the dtype of the base).")] = None,
@@ -43,7 +46,8 @@ def export(model: Model,
         from powertrain.use.opening import open_model
 
         opened = open_model(model, base=base, provider=provider, say=say)
-        rows, report = _merged(opened, output, dtype) if to == "merged" else _gguf(model, opened, output, dtype)
+        rows, report = _merged(opened, output, dtype) if to == "merged" else \
+            _onnx(model, opened, output) if to == "onnx" else _gguf(model, opened, output, dtype)
     screen.tell({"event": "export", "to": to, "folder": str(output), **report}, [("Export", f"{to}: {output}"), *rows],
                 as_json=as_json)
 
@@ -104,11 +108,30 @@ def _gguf(path: str, opened: OpenedModel, folder: Path, dtype: str | None) -> tu
     plain, agreement, effect = merge_checked(opened.model, examples, dtype=kept, base_dtype=stored)
     stops = opened.turn_stops if opened.has_template else opened.stops
     found = export_gguf(plain, folder, opened.tokenizer, name=folder.resolve().name, dtype=chosen, stops=stops,
-                        chat_template=opened.template.text if opened.has_template else None, text=examples[0].inputs.tolist())
+                        chat_template=opened.template.text if opened.has_template else None, text=examples[0].inputs.tolist(),
+                        render=partial(opened.template.render, add_generation_prompt=True) if opened.has_template else None)
     rows = [("File", f"{found.file}, {memory(found.file_bytes)}, {found.tensors} tensors, each read back and compared"),
             *_agreement_rows(agreement, effect), ("Checked", found.llama_cpp), *(("Note", note) for note in found.notes),
-            ("Opens", f"llama-cli -m {found.file}")]
+            ("Opens", f"llama-cli -m {found.file}"), ("", f"ollama create NAME -f {folder / 'Modelfile'}"),
+            ("Modelfile", found.ollama)]
     return rows, to_plain(found) | {"file": str(found.file), "agreement": to_plain(agreement), "effect": effect}
+
+
+def _onnx(path: str, opened: OpenedModel, folder: Path) -> tuple[list[Row], dict[str, Any]]:
+    from powertrain.export.merged import merge_checked
+    from powertrain.export.onnx import export_onnx
+    from powertrain.models.decoder import Decoder
+
+    if not isinstance(opened.model, Decoder):
+        raise WrongUse(f"{path} is computed by {opened.choice.provider}, and ONNX files can be made only from the native "
+                       "decoder's families; use --to merged and Optimum's own exporter (optimum-cli export onnx)")
+    examples = _real_examples(opened)
+    plain, agreement, effect = merge_checked(opened.model, examples, dtype="float32", base_dtype=opened.stored_dtype)
+    found = export_onnx(plain, folder, opened.tokenizer, examples)
+    rows = [("File", f"{found.file}, {memory(found.file_bytes)}"), *_agreement_rows(agreement, effect),
+            ("Checked", f"ONNX Runtime, against the model: {found.agreement}"),
+            ("Opens", f'optimum.onnxruntime.ORTModelForCausalLM.from_pretrained("{folder}")')]
+    return rows, to_plain(found) | {"file": str(found.file), "merged": to_plain(agreement), "effect": effect}
 
 
 def _agreement_rows(agreement: Any, effect: float) -> list[Row]:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
+from powertrain.cli.listening import LOOPBACK, check_address, listen_at, names_of
 from powertrain.cli.options import Json, cache_folder, say
 from powertrain.records import WrongUse
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from powertrain.web.site import Site
 
 PORT = 8790
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ANYWHERE = ("0.0.0.0", "::", "")             # addresses of no machine: a browser's Host would never be one of them
 MOST_UPLOAD_BYTES = 4 << 30
 ASKED = ("plan", "facts", "data", "audit", "diagnose", "claims", "page")        # commands that only look
 
@@ -41,16 +39,7 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pag
 
     It prints a link that works once. Runs go on when the page ends, and a new page finds them.
     """
-    if host in ANYWHERE:
-        raise WrongUse(f"--host {host!r} is every address of this machine; name the one that browsers will use")
-    if host not in LOOPBACK and not allow_remote:
-        raise WrongUse(f"--host {host} lets other machines reach the page; add --allow-remote if you want that, or use an SSH "
-                       f"tunnel instead: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE")
-    if (certificate is None) != (key is None):
-        raise WrongUse("--certificate and --key belong together; give both, or neither")
-    for file in (certificate, key):
-        if file is not None and not file.is_file():
-            raise WrongUse(f"{file} does not exist")
+    check_address(host, port, certificate, key, allow_remote=allow_remote, what="the page")
     if host not in LOOPBACK:
         say(f"WARNING: other machines can reach {host}:{port}; the link below lets whoever has it run trainings here"
             + ("" if certificate else ", and without --certificate everything is sent unencrypted"))
@@ -62,10 +51,8 @@ def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None,
 
     from powertrain.web.app import make_app
 
-    listener = _listening(host, port)
-    name = f"[{host}]" if ":" in host else host
-    hosts = [f"{one}:{port}" for one in dict.fromkeys(("127.0.0.1", "localhost", "[::1]", name))]
-    address = f"{'https' if certificate else 'http'}://{name}:{port}"
+    listener, hosts = listen_at(host, port), names_of(host, port)
+    address = f"{'https' if certificate else 'http'}://{hosts[-1]}"
     site = _site(more)
 
     def print_link() -> None:
@@ -80,14 +67,6 @@ def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None,
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(site.jobs):
         server.run(sockets=[listener])
     say("the page has ended; what it started goes on, and `powertrain ui` finds it again")
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(where[:2], family=family, backlog=64)
-    except OSError as error:
-        raise WrongUse(f"{host}:{port} cannot be used ({error.strerror or error}); name another one with --port") from None
 
 
 def _site(more: Sequence[Path]) -> Site:

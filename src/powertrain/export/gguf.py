@@ -30,6 +30,7 @@ from torch import Tensor
 
 from powertrain.data.publishing import new_folder
 from powertrain.export.gguf_vocabulary import read_vocabulary
+from powertrain.export.modelfile import Render, write_modelfile
 from powertrain.models.config import ModelConfig, RotaryScaling
 from powertrain.models.decoder import Decoder, inverse_frequencies
 from powertrain.models.huggingface.families import map_weights
@@ -155,11 +156,15 @@ class GGUFReport:
     tensors: int
     notes: tuple[str, ...]
     llama_cpp: str                           # how far llama.cpp's logits are from ours, or why it was not asked
+    ollama: str                              # how the Modelfile renders conversations
 
 
 def export_gguf(model: Decoder, folder: Path, tokenizer: SavedTokenizer, *, name: str, dtype: str = "float16",
-                stops: Collection[int] = (), chat_template: str | None = None, text: Sequence[int] = ()) -> GGUFReport:
-    """Write `folder`/NAME-DTYPE.gguf. llama.cpp, if it is installed, computes the logits of the tokens `text`.
+                stops: Collection[int] = (), chat_template: str | None = None, render: Render | None = None,
+                text: Sequence[int] = ()) -> GGUFReport:
+    """Write `folder`/NAME-DTYPE.gguf and a Modelfile. llama.cpp, if it is installed, computes the logits of the tokens `text`.
+
+    `render` is what `chat_template` renders.
 
     Raises WrongUse where llama.cpp would compute something else than the model, and RunFailed if the disk refuses or the
     written file is not right.
@@ -179,7 +184,12 @@ def export_gguf(model: Decoder, folder: Path, tokenizer: SavedTokenizer, *, name
         check_settings(file, metadata)
         said = ask_llama_cpp(file, model, text, dtype)
         size_bytes = file.stat().st_size
-    return GGUFReport(folder / file.name, size_bytes, tensors, (*notes, *vocabulary.notes), said)
+        # llama.cpp puts the beginning of sequence before a prompt by itself
+        begins = vocabulary.tokens[vocabulary.special["bos"]] if vocabulary.add_bos else ""
+        modelfile, ollama = write_modelfile(file.name, render, stops=[vocabulary.tokens[stop] for stop in stops],
+                                            context=metadata[f"{architecture.name}.context_length"], begin_token=begins)
+        (building / "Modelfile").write_text(modelfile, encoding="utf-8")
+    return GGUFReport(folder / file.name, size_bytes, tensors, (*notes, *vocabulary.notes), said, ollama)
 
 
 def write_file(file: Path, model: Decoder, architecture: str, metadata: dict[str, Any], dtype: str) -> None:

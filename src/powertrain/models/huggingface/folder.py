@@ -44,12 +44,17 @@ def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None =
     Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = model.config
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    save_tensors(to_hf_weights(model.config, state), folder / WEIGHTS, metadata={"format": "pt"})
+    save_description(model, folder, tokenizer)
+
+
+def save_description(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
+    """Write what a folder has besides weights: the config, the tokens that end a text, the tokenizer."""
+    config = model.config
     described = to_hf_config(config) | {"dtype": HF_DTYPES[model.embedding.weight.dtype]}
     write_json(folder / CONFIG, described)
     write_json(folder / GENERATION, token_fields(config) | {"_from_model_config": True})
-    save_tensors(to_hf_weights(config, state), folder / WEIGHTS, metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save(folder)
         if config.family in REPLACED_TOKENIZERS:     # AutoTokenizer then opens the class that is named

@@ -1,0 +1,1 @@
+"""`powertrain serve`: one model behind the OpenAI API. Requests as values, one generation at a time, answers over HTTP."""
