@@ -95,7 +95,7 @@ class Hub:
             return said(403, {"error": f"You don't have the rights to create a model under the namespace {name}"})
         if name in self.repositories:
             return said(409, {"error": "You already created this model repo"})
-        self.repositories[name] = Repository(bool(asked.get("private")))
+        self.repositories[name] = Repository(asked.get("visibility") == "private")
         return said(200, {"url": f"{self.url}/{name}"})
 
     def _object(self, asked: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from served_models import TOKEN, Served
 from powertrain.data.rows.row import Message
 from powertrain.serving.engine import Engine
 from powertrain.use.conversation import Conversation
-from powertrain.use.generation import Sampling
+from powertrain.use.generation import Sampling, generate_ids, open_feed
 
 HELLO: list[Any] = [{"role": "user", "content": "the cat sat"}]
 
@@ -84,7 +84,8 @@ class TestWithOpenAIsPackage:
 
     def test_a_token_that_ends_the_turn_ends_an_answer(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         opened = served.engine.opened
-        whole, fourth = told(served.engine, 12), opened.chat_tokenizer.library.encode(told(served.engine, 4)).ids[-1]
+        whole, read = told(served.engine, 12), opened.conversation_ids([Message("user", "the cat sat")])[1]
+        fourth = list(generate_ids(open_feed(opened.model, read)[0], read, Sampling(4, 0.0)))[-1]
         monkeypatch.setitem(opened.__dict__, "turn_stops", opened.turn_stops | {fourth})
         found = served.client().chat.completions.create(model="tuned", messages=HELLO, max_tokens=12)
         text = found.choices[0].message.content

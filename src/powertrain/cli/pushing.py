@@ -29,7 +29,7 @@ def push(model: Annotated[Path, typer.Argument(show_default=False, help="Folder 
 
     It shows what would be sent, and asks. A push that was cut off continues when it is run again.
     """
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     from powertrain.export import push as pushing
 

@@ -182,9 +182,8 @@ def check_graph(file: Path, model: Decoder, examples: Sequence[Example]) -> Agre
     texts = [example.inputs[:fit].astype(np.int64) for example in examples]
     empty = [np.zeros((1, config.kv_heads, 0, config.head_width), np.float32)] * 2 * config.layers
     expected = list(all_scores(model, [Example(text, text) for text in texts]))
-    ways = {"": lambda text: whole(run, text, empty), " by way of the cache": lambda text: in_two(run, text, empty),
-            " beside padding": lambda text: padded(run, text, empty)}
-    found = [compare_scores(expected, [torch.from_numpy(way(text)) for text in texts]) for way in ways.values()]
+    ways = {"": whole, " by way of the cache": in_two, " beside padding": padded}
+    found = [compare_scores(expected, [torch.from_numpy(way(run, text, empty)) for text in texts]) for way in ways.values()]
     for how, agreement in zip(ways, found, strict=True):
         if not agreement.difference <= FP32_DIFFERENCE:      # so that NaN is refused, too
             raise _wrong(f"ONNX Runtime's scores{how} differ from the model's ({agreement})")
