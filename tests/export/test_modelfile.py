@@ -113,6 +113,7 @@ def test_a_model_without_a_chat_template_continues_its_prompt() -> None:
     text, said = write_modelfile("tiny.gguf", None, stops=["<|endoftext|>"], context=128)
     assert text == (f"# {said}\nFROM ./tiny.gguf\nTEMPLATE \"\"\"{{{{ .Prompt }}}}\"\"\"\nPARAMETER stop \"<|endoftext|>\"\n"
                     "PARAMETER temperature 0.7\nPARAMETER repeat_penalty 1\nPARAMETER num_ctx 128\n")
+    assert "num_ctx 8192" in write_modelfile("tiny.gguf", None, stops=[], context=131_072)[0]
 
 
 def test_a_token_that_llama_cpp_writes_by_itself_is_not_written_twice(tmp_path: Path) -> None:

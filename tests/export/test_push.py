@@ -97,6 +97,8 @@ def test_an_organisation_and_a_public_repository_have_to_be_asked_for(model: Pat
     assert not hub.repositories["team/tuned"].is_private
     assert "team/tuned, a new repository, PUBLIC" in capsys.readouterr().err
     assert "add --public if everybody may read" in refused(model, name="team/tuned")
+    push(model)
+    assert "me/tuned is a private repository, and a push leaves it so" in refused(model, public=True)
     assert "does not let this token write others/tuned" in refused(model, RunFailed, "others/tuned")
 
 

@@ -11,7 +11,7 @@ import typer
 
 from powertrain.cli import output as screen
 from powertrain.cli.options import Json, say
-from powertrain.records import WrongUse
+from powertrain.records import WrongUse, several
 from powertrain.report.words import memory
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def push(model: Annotated[Path, typer.Argument(show_default=False, help="Folder 
         if not sys.stderr.isatty():
             disable_progress_bars()
         pushing.push(place, upload, public=public, message=f"Push {folder.parent.name if run else folder.name}")
-    is_private = place.is_private if place.exists else not public
-    screen.tell({"event": "push", "repository": place.repository, "url": place.address, "private": is_private,
+    screen.tell({"event": "push", "repository": place.repository, "url": place.address, "private": not public,
                  "files": list(upload.files), "bytes": upload.size_bytes},
                 [("Pushed", place.address), ("Opens", f"powertrain chat {place.repository}")], as_json=as_json)
 
@@ -88,12 +87,10 @@ def _card(repository: str, run: Path, folder: Path, base: str) -> str:
 
 
 def _rows(place: Place, upload: Upload, *, public: bool, has_card: bool) -> list[tuple[str, str]]:
-    from powertrain.export.push import count_of
-
     state = "a new repository" if not place.exists else "an empty repository" if place.is_empty else "REPLACES the model there"
     card = "README.md, made from the run's recipe, data, results and plan" if has_card else \
         "the folder's README.md" if "README.md" in upload.files else "none: only a run has what a card is made from"
-    readers = "PUBLIC" if public and not (place.exists and place.is_private) else "private"
+    readers = "PUBLIC" if public else "private"
     return [("To", f"{place.repository}, {state}, {readers}"),
-            ("Files", f"{count_of(upload)}, {memory(upload.size_bytes)}: {', '.join(upload.files)}"), ("Card", card),
-            *([("Left out", ", ".join(upload.left_out))] if upload.left_out else [])]
+            ("Files", f"{several(len(upload.files), 'file')}, {memory(upload.size_bytes)}: {', '.join(upload.files)}"),
+            ("Card", card), *([("Left out", ", ".join(upload.left_out))] if upload.left_out else [])]

@@ -58,9 +58,10 @@ def serve(model: Model,
         with contextlib.closing(engine):
             hosts = names_of(host, port)
             address = f"{'https' if certificate else 'http'}://{hosts[-1]}/v1"
-            shown = f"the one in {TOKEN}" if TOKEN in os.environ else token
-            screen.tell({"event": "serving", "model": engine.name, "url": address, "token": shown},
-                        [("Model", engine.name), ("Base URL", address), ("API key", shown), ("", "Ctrl-C ends the server")],
+            is_given = TOKEN in os.environ                       # and not shown: the user has it
+            screen.tell({"event": "serving", "model": engine.name, "url": address, "token": None if is_given else token},
+                        [("Model", engine.name), ("Base URL", address),
+                         ("API key", f"the one in {TOKEN}" if is_given else token), ("", "Ctrl-C ends the server")],
                         as_json=as_json)
             _run(engine, hosts, token, listener, certificate, key)
     say("the server has ended")

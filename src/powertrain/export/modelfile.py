@@ -19,6 +19,7 @@ from powertrain.data.rows.row import BadRow, Message
 Render = Callable[[Sequence[Message]], str]      # messages -> the exact text that asks for the next answer
 MARK, MARKS = "zq{}qz", re.compile(r"zq\d+qz")
 TEMPERATURE = 0.7                            # as `powertrain chat`
+LARGEST_CONTEXT = 8192                       # Ollama sets the memory of the whole context aside when it loads a model
 TRIED = ("user", "user assistant user", "user assistant user assistant user", "system user", "system user assistant user",
          "system user assistant user assistant user")
 NO_GO = ("{{", "}}", '"""')                  # would end or begin something else in the file
@@ -110,5 +111,6 @@ def write_modelfile(gguf_name: str, render: Render | None, *, stops: Iterable[st
         if "system" not in turns.around:
             said += "; the template knows no system text, so SYSTEM has no effect"
     parameters = [*(f'PARAMETER stop "{stop}"' for stop in sorted(set(stops)) if not re.search(r'["\n]', stop)),
-                  f"PARAMETER temperature {TEMPERATURE}", "PARAMETER repeat_penalty 1", f"PARAMETER num_ctx {context}"]
+                  f"PARAMETER temperature {TEMPERATURE}", "PARAMETER repeat_penalty 1",
+                  f"PARAMETER num_ctx {min(context, LARGEST_CONTEXT)}"]
     return "\n".join([f"# {said}", f"FROM ./{gguf_name}", *template, *parameters, ""]), said

@@ -22,7 +22,7 @@ from powertrain.models.huggingface.hub import (
     is_adapter,
     weight_files,
 )
-from powertrain.records import RunFailed, WrongUse, several
+from powertrain.records import RunFailed, WrongUse
 from powertrain.records.errors import first_line
 from powertrain.records.json_files import read_json, refuse_special
 from powertrain.records.redaction import holds_a_secret
@@ -194,6 +194,9 @@ def check_place(place: Place, upload: Upload, *, public: bool, overwrite: bool) 
     if place.exists and not place.is_private and not public:
         raise WrongUse(f"{place.repository} is a public repository; add --public if everybody may read this model, or name "
                        "another repository")
+    if place.exists and place.is_private and public:
+        raise WrongUse(f"{place.repository} is a private repository, and a push leaves it so; leave --public out, and make the "
+                       "repository public in its settings on the hub, or name a new one")
     if all(place.files.get(name) in digests_of(content) for name, content in upload.files.items()):
         return True
     if not place.is_empty and not overwrite:
@@ -271,7 +274,3 @@ def explain_push(error: Exception, repository: str) -> str:
              413: "takes no file that large; push a model in smaller shards",
              429: f"gets too many requests from this account; wait some minutes, and {AGAIN}"}
     return f"the Hugging Face hub {known.get(status, f'answered with an error ({status}); wait some minutes, and {AGAIN}')}"
-
-
-def count_of(upload: Upload) -> str:
-    return several(len(upload.files), "file")
