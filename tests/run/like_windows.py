@@ -38,7 +38,7 @@ FUNCTIONS = ("fork", "forkpty", "register_at_fork", "getuid", "geteuid", "getgid
              "sched_setaffinity", "statvfs", "fstatvfs", "mkfifo", "killpg", "getpgid", "setpgid", "setsid",
              "getsid", "getloadavg", "nice", "sysconf", "uname", "chown", "lchown", "chroot", "fchmod", "pread",
              "pwrite", "posix_fallocate", "posix_fadvise", "sendfile", "wait3", "wait4", "waitid", "O_DIRECTORY",
-             "O_NOFOLLOW", "O_SYNC", "O_CLOEXEC")
+             "O_NOFOLLOW", "O_SYNC", "O_CLOEXEC", "O_DIRECT")
 SIGNALS = ("SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGPROF", "SIGCONT", "SIGSTOP", "SIGCHLD", "SIGPIPE",
            "SIGQUIT", "setitimer", "alarm", "pthread_sigmask", "pause")
 RESERVED = set('<>:"|?*\\')

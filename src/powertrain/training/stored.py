@@ -80,7 +80,7 @@ class _Unbuffered:
     """A new file, written past the page cache (O_DIRECT) until that is refused: at an end within a block, or from the start."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)         # of Windows; see event_log.py
         self._direct = getattr(os, "O_DIRECT", 0)
         try:
             self.descriptor = os.open(path, flags | self._direct, 0o666)
