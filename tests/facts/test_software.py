@@ -1,5 +1,6 @@
 """What is installed, and why the rest is not usable."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -55,8 +56,12 @@ def test_a_checkout_that_nobody_has_installed_has_an_unknown_version(monkeypatch
 
 
 def test_the_version_is_the_one_that_is_published():
+    """A build reads the version where pyproject.toml says; an installation keeps it, so one of an older version fails here."""
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["project"]["version"] == __version__
+    module, _, name = project["tool"]["setuptools"]["dynamic"]["version"]["attr"].rpartition(".")
+    assert "version" in project["project"]["dynamic"]
+    assert getattr(importlib.import_module(module), name) == __version__
+    assert read_software().versions["powertrain"] == __version__
 
 
 def test_no_part_is_imported_to_find_out(monkeypatch):
