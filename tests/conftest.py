@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,8 +114,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cli(cache: Path, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     """Runs `powertrain WORDS` in a process of its own: (exit code, stdout, stderr)."""
 
-    def run(*words: str, fault: Fault | None = None, folder: Path = tmp_path) -> tuple[int, str, str]:
-        return run_cli(words, cache, folder, fault)
+    def run(*words: str, fault: Fault | None = None, folder: Path = tmp_path, env: Mapping[str, str] | None = None
+            ) -> tuple[int, str, str]:
+        return run_cli(words, cache, folder, fault, env)
 
     return run
 

@@ -61,9 +61,13 @@ TINY = ["model.family=gpt2", "model.layers=2", "model.width=32", "model.heads=2"
         "techniques.threads=off"]
 
 
-def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None = None) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of `powertrain WORDS` run in `folder`; a negative code is the signal that killed it."""
-    process, out, err = start(words, cache, folder, fault)
+def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None = None,
+            env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of `powertrain WORDS` run in `folder`; a negative code is the signal that killed it.
+
+    `env`: more environment. What this process sets in its own does not reach the command, which the fork server starts.
+    """
+    process, out, err = start(words, cache, folder, fault, env)
     process.join(timeout=WITHIN_S)
     if process.is_alive():
         process.kill()

@@ -27,6 +27,7 @@ from powertrain.records.errors import DONE, first_line
 from powertrain.records.event_log import POLL_S, EventLog, EventReader
 from powertrain.records.json_files import read_json, write_json
 from powertrain.records.locks import got_lock
+from powertrain.records.priority import lower_process
 from powertrain.records.redaction import redacted
 from powertrain.tracking.curves import values_of
 from powertrain.tracking.material import EVENTS, artefacts, digest
@@ -38,7 +39,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0  # between two tries: twice as long 
 LAST_TRIES = 2               # after the run is over
 HANGS_S = 120.0              # that one call of a tracker's library may take, or the process ends
 LOCK_S = 60.0                # that another process which follows for this tracker is waited for
-LOWEST = 19                  # priority, beside a training
 LONGEST_WHY = 300            # characters of a library's message
 
 
@@ -277,8 +277,8 @@ def main(lines: TextIO) -> int:
     asked = json.loads(lines.readline())
     run = Followed(Path(asked["path"]), asked["id"], asked["kind"], asked["project"], asked["settings"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)         # of the terminal: the run's end is this process's end
-    if asked.get("beside") and hasattr(os, "nice"):
-        os.nice(LOWEST)
+    if asked.get("beside"):
+        lower_process()
     with _alone(run.path / FOLDER, asked["tracker"]) as alone:
         follower = Follower(run, asked["tracker"], Orders(asked["asker"], lines))
         if not alone:
