@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from driver import TINY, run_cli
 from powertrain.records.checkpoints import checkpoints_in, newest_checkpoint, what_is_wrong
 from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.events import Resume, Step
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def unbroken(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken")
-    code, _, err = run_cli(["train", f"data={text}", *TINY, "--output", "run"], cache, folder)
-    assert code == 0, err
-    return folder / "run"
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import pytest
 
-from driver import TINY, run_cli
 from powertrain.records.checkpoints import FILES, newest_checkpoint, what_is_wrong
 from powertrain.records.event_log import read_events
 from powertrain.records.events import CheckpointFailed, CheckpointNotDeleted, CheckpointRejected, Evaluated, Event, Step
@@ -31,14 +30,6 @@ def weights(run: Path) -> bytes:
 
 def history(run: Path) -> list[tuple[int, float, float]]:
     return [(e.step, e.loss, e.grad_norm) for e in read_events(run / "events.jsonl") if isinstance(e, Step)]
-
-
-@pytest.fixture(scope="module")
-def unbroken(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken")
-    code, _, err = run_cli(["train", f"data={text}", *TINY, "--output", "run"], cache, folder)
-    assert code == 0, err
-    return folder / "run"
 
 
 def without_its_end(run: Path) -> None:
