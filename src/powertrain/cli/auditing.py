@@ -51,7 +51,8 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
           elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The training runs on another machine: leave out "
                                                                       "the checks of this machine.")] = False,
           machine: Machine = None,
-          verbose: Annotated[bool, typer.Option("--verbose", help="List each setting that only a run tells.")] = False) -> int:
+          verbose: Annotated[bool, typer.Option("--verbose", help="List each setting whose value is known only when the "
+                                                                  "script runs.")] = False) -> int:
     """Report what to change in any trainer's script or config.
 
     A script is read with the modules that it imports from its own project. The files are read, not run.

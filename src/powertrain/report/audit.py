@@ -46,7 +46,7 @@ def terminal_rows(audit: Audit, *, verbose: bool = True) -> Iterator[tuple[str, 
     if verbose or len(audit.undetermined) < 2:
         yield from (("Not read", line) for line in audit.undetermined)
     else:
-        yield "Not read", f"{len(audit.undetermined)} settings and calls that only a run would tell; --verbose lists them"
+        yield "Not read", f"{len(audit.undetermined)} settings and calls known only when the script runs; --verbose lists them"
 
 
 def counted(findings: tuple[Finding, ...]) -> str:
