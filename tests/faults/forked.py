@@ -26,7 +26,8 @@ MOST_BYTES = 12 << 30        # of addresses: torch alone has 5 GiB of them
 WITHIN_S = 20.0
 SAID, LEFT, CALLS = ".said", ".left", ".calls"          # beside the command: what it said, what it left, its log of calls
 LAYER = "POWERTRAIN_TEST_LAYER"
-ASLEEP = (0, 0, 0, 0, b"/nothing", b"/nothing", -1)
+ASLEEP = (0, 0, 0, 0, 0, b"/nothing", b"/nothing", -1)
+PIECE_BYTES = 1 << 15        # of a checkpoint's file, so that a tiny model's files too are written past the page cache in part
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,18 @@ def _command(told: Mapping[str, Any], out: Path) -> None:
 
 
 def _arm(fault: Mapping[str, Any]) -> Any:
-    """Wake the layer: at the call `at` that changes a file below `roots` it does `action`; `log` takes all of them."""
+    """Wake the layer: at the call `at` that changes a file below `roots` it does `action`; `log` takes all of them.
+
+    With `direct` it counts only the writes of whole blocks past the page cache.
+    """
     layer = ctypes.CDLL(os.environ[LAYER])
     layer.faults_calls.restype = ctypes.c_long
-    layer.faults_arm.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p,
-                                 ctypes.c_int]
+    layer.faults_arm.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p,
+                                 ctypes.c_char_p, ctypes.c_int]
     log = os.open(fault["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND) if "log" in fault else -1
     roots = [str(Path(root).resolve()).encode() for root in (*fault.get("roots", ()), "/nothing", "/nothing")]
     layer.faults_arm(fault.get("action", 0), fault.get("at", 0), fault.get("lasting", False), fault.get("number", 0),
-                     roots[0], roots[1], log)
+                     fault.get("direct", False), roots[0], roots[1], log)
     return layer
 
 
@@ -175,8 +179,10 @@ def main() -> None:
     import powertrain.use.conversation
     import powertrain.use.scoring  # noqa: F401
     from powertrain.facts import machine_watch
+    from powertrain.training import stored
 
     machine_watch.Meanwhile.disturbed_by = ""            # the machine is measured once, however busy it is
+    stored.WRITTEN_BYTES = PIECE_BYTES
     gc.collect()
     gc.freeze()                              # or each command would look at all these objects
     for line in sys.stdin:

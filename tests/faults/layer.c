@@ -1,7 +1,8 @@
 // A layer between a process and the C library (LD_PRELOAD): it counts the calls that change files below some folders, and does
 // something at one of them: kills the process, sends it a signal, refuses the call. It can write all of them to a log, from
 // which power_loss.py makes the disks that a power failure may leave. It sleeps until faults_arm is called, and after a fork it
-// stays as it is. Of a write that is refused or killed at, the first half takes effect.
+// stays as it is. Of a write that is refused or killed at, the first half takes effect, in whole blocks where the file is open
+// for direct writes (O_DIRECT), past the page cache. It may count the direct writes of whole blocks alone.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -18,9 +19,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { COUNT, KILL, REFUSE, SIGNAL, JUMP };
+enum { COUNT, KILL, REFUSE, SIGNAL, JUMP, BLOCK = 4096 };
 
-static struct { int action, lasting, number; long at; char roots[2][PATH_MAX]; int log; } plan = {.log = -1};
+static struct { int action, lasting, number, direct; long at; char roots[2][PATH_MAX]; int log; } plan = {.log = -1};
 static volatile long calls = -1;                       // -1: asleep
 static volatile long jumped_s = 0;
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
@@ -29,8 +30,8 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
     static result (*real)(__VA_ARGS__); \
     if (!real) real = dlsym(RTLD_NEXT, #name)
 
-void faults_arm(int action, long at, int lasting, int number, const char *root, const char *other, int log) {
-    plan.action = action, plan.at = at, plan.lasting = lasting, plan.number = number, plan.log = log;
+void faults_arm(int action, long at, int lasting, int number, int direct, const char *root, const char *other, int log) {
+    plan.action = action, plan.at = at, plan.lasting = lasting, plan.number = number, plan.direct = direct, plan.log = log;
     snprintf(plan.roots[0], PATH_MAX, "%s", root);
     snprintf(plan.roots[1], PATH_MAX, "%s", other);
     calls = 0;
@@ -64,9 +65,12 @@ static void whole(char *into, int folder, const char *name) {
     if (!below(into)) into[0] = 0;
 }
 
+static int is_direct(int file) { int flags = fcntl(file, F_GETFL); return flags >= 0 && flags & O_DIRECT; }
+static size_t half(int file, size_t bytes) { return is_direct(file) ? bytes / 2 / BLOCK * BLOCK : bytes / 2; }
+
 // 0, the error with which this call is refused, or -1 where it kills.
-static int due(const char *path, int frees) {
-    if (calls < 0 || !path[0]) return 0;
+static int due(const char *path, int frees, int direct) {
+    if (calls < 0 || !path[0] || (plan.direct && !direct)) return 0;
     long here = __atomic_add_fetch(&calls, 1, __ATOMIC_SEQ_CST);
     if (here != plan.at && !(plan.lasting && here > plan.at && plan.at)) return 0;
     if (plan.action == SIGNAL) raise(plan.number);
@@ -99,11 +103,11 @@ static void note_written(int file, const void *data, size_t bytes, off_t offset)
     note('w', found.st_ino, offset < 0 ? lseek(file, 0, SEEK_CUR) - bytes : offset, data, bytes, 0);
 }
 
-#define ON_FILE(call, refused_half, done) \
+#define ON_FILE(call, direct, refused_half, done) \
     char path[PATH_MAX]; \
     if (calls < 0) return call; \
     whole(path, file, 0); \
-    int error = due(path, 0); \
+    int error = due(path, 0, direct); \
     if (error) { refused_half; return refuse(error); } \
     if (!path[0] || plan.log < 0) return call; \
     pthread_mutex_lock(&lock); \
@@ -114,12 +118,14 @@ static void note_written(int file, const void *data, size_t bytes, off_t offset)
 
 ssize_t write(int file, const void *data, size_t bytes) {
     REAL(ssize_t, write, int, const void *, size_t);
-    ON_FILE(real(file, data, bytes), real(file, data, bytes / 2), note_written(file, data, result, -1));
+    ON_FILE(real(file, data, bytes), bytes % BLOCK == 0 && is_direct(file), real(file, data, half(file, bytes)),
+            note_written(file, data, result, -1));
 }
 
 ssize_t pwrite64(int file, const void *data, size_t bytes, off64_t offset) {
     REAL(ssize_t, pwrite64, int, const void *, size_t, off64_t);
-    ON_FILE(real(file, data, bytes, offset), real(file, data, bytes / 2, offset), note_written(file, data, result, offset));
+    ON_FILE(real(file, data, bytes, offset), bytes % BLOCK == 0 && is_direct(file),
+            real(file, data, half(file, bytes), offset), note_written(file, data, result, offset));
 }
 ssize_t pwrite(int file, const void *data, size_t bytes, off_t offset) { return pwrite64(file, data, bytes, offset); }
 
@@ -137,17 +143,17 @@ static uint64_t inode_of(int file) { struct stat found; return fstat(file, &foun
 
 int fsync(int file) {
     REAL(int, fsync, int);
-    ON_FILE(real(file), (void)0, note('s', inode_of(file), 0, path, strlen(path), 0));
+    ON_FILE(real(file), 0, (void)0, note('s', inode_of(file), 0, path, strlen(path), 0));
 }
 
 int fdatasync(int file) {
     REAL(int, fdatasync, int);
-    ON_FILE(real(file), (void)0, note('s', inode_of(file), 0, path, strlen(path), 0));
+    ON_FILE(real(file), 0, (void)0, note('s', inode_of(file), 0, path, strlen(path), 0));
 }
 
 int ftruncate64(int file, off64_t bytes) {
     REAL(int, ftruncate64, int, off64_t);
-    ON_FILE(real(file, bytes), (void)0, note('t', inode_of(file), bytes, "", 0, 0));
+    ON_FILE(real(file, bytes), 0, (void)0, note('t', inode_of(file), bytes, "", 0, 0));
 }
 int ftruncate(int file, off_t bytes) { return ftruncate64(file, bytes); }
 
@@ -155,7 +161,7 @@ int ftruncate(int file, off_t bytes) { return ftruncate64(file, bytes); }
     char path[PATH_MAX]; \
     if (calls < 0) return call; \
     whole(path, folder, name); \
-    int error = due(path, frees); \
+    int error = due(path, frees, 0); \
     if (error) return refuse(error); \
     if (!path[0] || plan.log < 0) return call; \
     pthread_mutex_lock(&lock); \

@@ -27,8 +27,10 @@ class Kind:
     number: int = 0
     lasting: bool = False
 
-    def at(self, call: int, *roots: Path) -> dict[str, Any]:
-        return {"action": self.action, "number": self.number, "lasting": self.lasting, "at": call, "roots": [*map(str, roots)]}
+    def at(self, call: int, *roots: Path, direct: bool = False) -> dict[str, Any]:
+        """Return the fault at this call below `roots`; with `direct`, of the writes past the page cache."""
+        return {"action": self.action, "number": self.number, "lasting": self.lasting, "at": call, "direct": direct,
+                "roots": [*map(str, roots)]}
 
 
 KILLED = Kind("SIGKILL", KILL)

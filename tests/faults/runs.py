@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forked import Commands, Ended
+from layer import STOPPED
 
 from adapted_models import make_base
 from example_folders import chat_folder, json_lines
@@ -32,6 +33,7 @@ ROWS = ("data", "prepare", "model.path=../world/chat", "data=../world/rows.jsonl
 MEASURED = ("plan", *RUN[1:-2])
 CODES = (0, 1, 2, 3, 75)
 TEMPORARY = re.compile(r"\.tmp|\.building-|unfinished|\.draft$")
+STOPPED_BETWEEN = {"step-000002", "step-000003"}
 DONE_AND_SAVED = {"finished": 0, "stopped": 75}
 
 T = TypeVar("T")
@@ -46,6 +48,7 @@ class World:
     root: Path
     commands: Commands
     unbroken: dict[str, Any] = field(default_factory=dict)
+    calls: int = 0           # that the undisturbed run makes to change files of its folder
     stores: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     @property
@@ -85,9 +88,30 @@ def make_world(root: Path, commands: Commands) -> World:
                                                      {"role": "assistant", "content": f"it is {i * i}"}]} for i in range(40)])
     tokenizer = open_example_tokenizer(chat_folder(root / "tokenizer"))
     save_folder(make_base("llama", vocabulary=330, context=96), inputs / "chat", tokenizer)
-    made.whole(RUN, made.folder("whole"))
-    made.unbroken = of_run(root / "whole" / "run")
+    whole = made.folder("whole") / "run"
+    made.calls = calls_of(made, RUN, whole.parent, whole)
+    made.unbroken = of_run(whole)
     return made
+
+
+def calls_of(world: World, words: Sequence[str], folder: Path, root: Path, **more: Any) -> int:
+    """Return how many calls an undisturbed operation makes."""
+    found = world.whole(words, folder, fault={"roots": [str(root)]}, **more).calls
+    assert found > 5
+    return found
+
+
+def stop(world: World, name: str, **more: Any) -> tuple[Path, Ended]:
+    """Return a folder with a run that SIGTERM stopped between two saves, and how its command ended.
+
+    The signal comes as the first save begins, and the next step is the last one: there are checkpoints of the steps 2 and 3.
+    """
+    for call in range(1, 9):                 # the first one makes the folder of the checkpoints, before the run listens
+        folder = world.folder(name)
+        ended = world.run(RUN, folder, fault=STOPPED.at(call, folder / "run" / "checkpoints"), **more)
+        if ended.code == 75 and {path.name for path in (folder / "run" / "checkpoints").iterdir()} == STOPPED_BETWEEN:
+            return folder, ended
+    raise AssertionError(f"no signal stopped the run between two saves: {ended.code} {ended.said[-2000:]}")
 
 
 def of_run(run: Path) -> dict[str, Any]:

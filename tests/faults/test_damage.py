@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from layer import STOPPED
-from runs import AGAIN, RUN, TEXT, Count, Few, World, contents, of_run
+from runs import AGAIN, RUN, TEXT, Count, Few, World, contents, of_run, stop
 
 PARTS = 4
 HOW = ("flipped", "cut", "gone")
@@ -40,12 +39,7 @@ def cases(folder: Path) -> Iterator[tuple[str, str, int]]:
 @pytest.fixture(scope="module")
 def stopped(world: World) -> Path:
     """A run that was stopped in the midst, with checkpoints."""
-    for call in range(100, 240, 10):
-        folder = world.folder("broken-off")
-        ended = world.run(RUN, folder, fault=STOPPED.at(call, folder / "run"))
-        if ended.code == 75 and len(list((folder / "run" / "checkpoints").iterdir())) > 1:
-            return folder
-    raise AssertionError("no signal stopped the run between two saves")
+    return stop(world, "broken-off")[0]
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -11,11 +11,10 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from forked import CALLS, Commands
-from layer import AT_CALLS, DAY_S, KILLED, STOPPED, read_log
+from layer import AT_CALLS, DAY_S, KILLED, read_log
 from runs import (
     AGAIN,
     CODES,
@@ -26,24 +25,19 @@ from runs import (
     Count,
     Few,
     World,
+    calls_of,
     check_ended,
     check_recovered,
     check_tidy,
     contents,
     of_run,
+    stop,
 )
 
 from powertrain.records.event_log import read_all_events
 
 PARTS = 6                    # of the calls of an operation, so that several processes share them
 Prepared = Callable[[str], Path]
-
-
-def calls_of(world: World, words: Sequence[str], folder: Path, root: Path, **more: Any) -> int:
-    """Return how many calls an undisturbed operation makes."""
-    found = world.whole(words, folder, fault={"roots": [str(root)]}, **more).calls
-    assert found > 5
-    return found
 
 
 def shared(calls: int, part: int) -> Sequence[int]:
@@ -68,16 +62,35 @@ def test_a_run_hit_at_any_call_ends_with_the_same_bytes(world: World, few: Few, 
     count(f"start, saves and final model: {kind}", len(tried))
 
 
+@pytest.mark.parametrize("kind", AT_CALLS)
+def test_a_save_hit_at_a_write_past_the_page_cache_ends_with_the_same_bytes(world: World, few: Few, count: Count, kind: str
+                                                                            ) -> None:
+    """The layer sees these writes wherever the file system takes them."""
+    folder = world.folder("direct")
+    calls = world.whole(RUN, folder, fault={"roots": [str(folder / "run")], "direct": True}).calls
+    assert bool(calls) is takes_direct_writes(folder)
+    tried = few(range(1, calls + 1), 1)
+    for call in tried:
+        folder = world.folder("direct")
+        ended = world.run(RUN, folder, fault=AT_CALLS[kind].at(call, folder / "run", direct=True))
+        print(kind, call, ended.code)
+        check_ended(ended, folder / "run", (*CODES, -9))
+        check_recovered(world, folder)
+    count(f"writes past the page cache: {kind}", len(tried))
+
+
+def takes_direct_writes(folder: Path) -> bool:
+    try:
+        os.close(os.open(folder / ".direct", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def stopped(world: World) -> Path:
     """A run that was stopped after its third step."""
-    folder = world.folder("stopped")
-    for call in range(60, 200):              # the first call at which a signal finds the run in its third step
-        folder = world.folder("stopped")
-        ended = world.run(RUN, folder, fault=STOPPED.at(call, folder / "run"))
-        if ended.code == 75 and "step-000003" in os.listdir(folder / "run" / "checkpoints"):
-            return folder
-    raise AssertionError("no signal stopped the run after its third step")
+    return stop(world, "stopped")[0]
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -98,11 +111,12 @@ def test_a_continuation_hit_at_any_call_ends_with_the_same_bytes(world: World, f
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_a_run_hit_twice_ends_with_the_same_bytes(world: World, few: Few, count: Count, stopped: Path, part: int) -> None:
-    tried = few(range(3 + part, 120, 10), 1)
+def test_a_run_hit_twice_ends_with_the_same_bytes(world: World, few: Few, count: Count, part: int) -> None:
+    half = world.calls // 2                  # so that each command comes to its call, wherever the one before was killed
+    tried = few(range(3 + part, half, 10), 1)
     for call in tried:
         folder = world.folder("twice")
-        for one in (call, 130 - call, call // 2 + 1):
+        for one in (call, half + 10 - call, call // 2 + 1):
             assert world.run(AGAIN, folder, fault=KILLED.at(one, folder / "run")).code == -9
         check_recovered(world, folder)
     count("killed three times", 3 * len(tried))

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from bad_texts import M
-from layer import STOPPED
-from runs import ROWS, RUN, Count, World, check_recovered, contents, of_run
+from runs import ROWS, RUN, Count, World, check_ended, check_recovered, contents, of_run, stop
 
 from example_folders import chat_folder
 from powertrain.data.examples import trial
@@ -88,8 +87,8 @@ def test_a_run_goes_on_where_nobody_takes_its_output(world: World, count: Count,
         check_recovered(world, folder)
     ended = world.run(("train", "--resume", "run"), folder, **{way: gone})       # which has nothing to say but the result
     assert ended.code == 0, ended.said
-    stopped = world.run((*RUN[:-1], "stopped"), folder, fault=STOPPED.at(100, folder / "stopped"), **{way: gone})
-    assert stopped.code == 75, stopped.said              # the run's own, though nobody takes its result
+    folder, stopped = stop(world, "unread", **{way: gone})
+    check_ended(stopped, folder / "run", (75,))          # the run's own code, though nobody takes its result
     count("output that nobody takes", 4)
 
 

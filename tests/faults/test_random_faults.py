@@ -17,7 +17,7 @@ from runs import AGAIN, Count, World, check_recovered
 from powertrain.records.checkpoints import newest_checkpoint
 
 KINDS = (*AT_CALLS.values(), STOPPED, HUNG_UP, *JUMPS)
-FAST_S, CALLS, MOST = 5, 250, 5
+FAST_S, MOST = 5, 5
 
 
 def test_random_faults_lose_nothing(world: World, count: Count, request: pytest.FixtureRequest) -> None:
@@ -30,7 +30,7 @@ def test_random_faults_lose_nothing(world: World, count: Count, request: pytest.
         folder = world.folder("random")
         for _ in range(draw.randint(1, MOST)):           # on one run, one after the other
             more = {"signals": [(draw.uniform(0, 0.4), signal.SIGKILL)]} if draw.random() < 0.3 else {
-                "fault": draw.choice(KINDS).at(draw.randint(1, CALLS), folder / "run")}
+                "fault": draw.choice(KINDS).at(draw.randint(1, world.calls), folder / "run")}
             ended = world.run(AGAIN, folder, **more)
             assert "Traceback" not in ended.said, ended.said[-2000:]
             assert not newest_checkpoint(folder / "run" / "checkpoints")[1]

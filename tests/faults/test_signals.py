@@ -14,13 +14,16 @@ from runs import AGAIN, RUN, Count, Few, World, check_ended, check_recovered
 from powertrain.records.event_log import read_all_events
 from powertrain.records.events import Resume, Start
 
-CALLS = range(1, 240, 5)     # places all through a run
+
+def places(world: World) -> range:
+    """Return calls all through a run."""
+    return range(1, world.calls + 1, 5)
 
 
 @pytest.mark.parametrize("part", range(3))
 def test_sigterm_at_any_call_stops_and_saves_and_goes_on_to_the_same_bytes(world: World, few: Few, count: Count, part: int
                                                                            ) -> None:
-    tried = few(CALLS[part::3], 1)
+    tried = few(places(world)[part::3], 1)
     for call in tried:
         folder = world.folder("signal")
         ended = world.run(RUN, folder, fault=STOPPED.at(call, folder / "run"))
@@ -45,7 +48,7 @@ def test_two_interrupts_end_a_run_at_once_and_lose_nothing(world: World, few: Fe
 
 
 def test_a_paused_run_goes_on_as_if_nothing_had_been(world: World, few: Few, count: Count) -> None:
-    tried = few(CALLS[::4], 1)
+    tried = few(places(world)[::4], 1)
     for call in tried:
         folder = world.folder("paused")
         ended = world.run(RUN, folder, fault=PAUSED.at(call, folder / "run"), signals=[(3.0, signal.SIGCONT)])
@@ -55,7 +58,7 @@ def test_a_paused_run_goes_on_as_if_nothing_had_been(world: World, few: Few, cou
 
 
 def test_a_terminal_that_hangs_up_loses_nothing(world: World, few: Few, count: Count) -> None:
-    tried = few(CALLS[::4], 1)
+    tried = few(places(world)[::4], 1)
     for call in tried:
         folder = world.folder("terminal")
         check_ended(world.run(RUN, folder, fault=HUNG_UP.at(call, folder / "run")), folder / "run", (0, 75, -signal.SIGHUP))
@@ -73,7 +76,7 @@ def test_a_run_whose_output_nobody_reads_goes_on_to_its_end(world: World, count:
 
 @pytest.mark.parametrize("kind", JUMPS, ids=lambda kind: kind.words)
 def test_a_clock_that_jumps_changes_nothing(world: World, few: Few, count: Count, kind: object) -> None:
-    tried = few(CALLS[::4], 1)
+    tried = few(places(world)[::4], 1)
     for call in tried:
         folder = world.folder("clock")
         check_ended(world.run(RUN, folder, fault=kind.at(call, folder / "run")), folder / "run", (0,))  # type: ignore[attr-defined]
