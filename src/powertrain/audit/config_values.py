@@ -95,7 +95,11 @@ def _torchtune_dataset(value: Any) -> list[Told]:
     if name not in TORCHTUNE_DATA and "source" not in said:
         return [("data.source", None), ("data.builder", name or value)]
     learns_prompts = said.pop("train_on_input", name in TORCHTUNE_DATA)      # alpaca's builders learn prompts too
-    return [("data.source", said.pop("source", None) or TORCHTUNE_DATA[name]),
+    column, style = said.pop("conversation_column", None), said.pop("conversation_style", None)
+    turns: list[Told] = [] if column is None and style is None else [
+        ("data.format", "chat_template"), ("data.field_messages", column or "conversations"),
+        *([("data.message_property_mappings", {"role": "from", "content": "value"})] if style == "sharegpt" else [])]
+    return [("data.source", said.pop("source", None) or TORCHTUNE_DATA[name]), *turns,
             ("training.assistant_only_loss", not learns_prompts),
             *_named(said, "data", {"packed": "training.packing", "max_seq_len": "training.max_length"})]
 

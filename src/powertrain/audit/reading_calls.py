@@ -24,6 +24,9 @@ CHECKPOINTS = ("gradient_checkpointing_enable", "activation_checkpointing_enable
 POSITIONAL = {"model": [(0, "model.path")], "tokenizer": [(0, "tokenizer.path")], "training": [(0, "training.output_dir")],
               "data": [(0, "data.source"), (1, "data.config")], "optimizer": [(1, "optimizer.lr")],
               "loader": [(1, "loader.batch_size")]}
+# of Unsloth's calls, the arguments that other libraries have elsewhere
+OF_UNSLOTH = {"model.max_seq_length": "training.max_length",
+              "lora.use_gradient_checkpointing": "training.activation_checkpointing"}
 HELD_OUT_BY_DEFAULT = 0.25                   # of train_test_split, where neither size is given
 SPECIAL_TOKENS = ("eos_token", "eos_token_id", "unk_token", "unk_token_id", "bos_token", "bos_token_id", "mask_token",
                   "sep_token")
@@ -192,7 +195,11 @@ def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
     for name, setting in made.named.items():
         if isinstance(setting.value, Made) and section in ("model", "tokenizer"):
             continue                                     # quantization_config=…: its own section
-        yield f"{section}.{name}", setting
+        key = f"{section}.{name}"
+        if "FastLanguageModel" in made.name and key in OF_UNSLOTH:
+            yield OF_UNSLOTH[key], Setting(True, setting.place, setting.spelled) if setting.value == "unsloth" else setting
+        else:
+            yield key, setting
     if made.open and section in ("training", "model", "lora", "optimizer", "loader"):
         yield f"{section}.*", Setting(Unread(made.open), followed.script.place(made.node), f"**{made.open.lstrip('*')}")
     if section == "optimizer":
@@ -238,6 +245,8 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
         if "tokenizer" in made.named and made.local is None:
             entry = made.named["tokenizer"]
             yield "trainer.tokenizer", Setting(entry.spelled.partition("=")[2], entry.place, entry.spelled)
+        if isinstance(made.argument(0, "model"), str):       # TRL loads it
+            yield "model.path", made.named.get("model", said(made.argument(0, "model")))
         if isinstance(made.argument(1, "args"), Unread):
             yield "training.*", said(made.argument(1, "args"))
     elif last == "Accelerator":
