@@ -51,8 +51,12 @@ def test_models_and_exports_are_listed_as_text(page: Any, root: Path) -> None:
     write_run(root / "runs" / "unfinished", 2)
     (root / "exports" / "one").mkdir(parents=True)
     (root / "exports" / "one" / "weights").write_bytes(b"x" * 1024)
+    (root / "exports" / "graph").mkdir()
+    (root / "exports" / "graph" / "model.onnx").touch()
     (root / "exports" / "link").symlink_to(root / "runs")
     found = page.get("/models").text
+    assert "/chat?model=exports/one" in found
+    assert "/chat?model=exports/graph" not in found
     assert "<img" not in found
     assert "A whole model, 2 KiB" in found
     assert "Adapters, 2 KiB" in found

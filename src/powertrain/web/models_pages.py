@@ -22,7 +22,9 @@ from powertrain.web.site import Site, fields, shown, site_of
 PLAIN_DTYPES = ("float32", "bfloat16", "float16")
 FORMATS = {"merged": ("a Hugging Face folder, with the adapters added in", PLAIN_DTYPES),
            "adapter": ("PEFT files, for use beside the base", ()),
-           "gguf": ("one file for llama.cpp, from the families that powertrain computes itself", (*PLAIN_DTYPES, "q8_0"))}
+           "gguf": ("one file for llama.cpp, from the families that powertrain computes itself", (*PLAIN_DTYPES, "q8_0")),
+           "onnx": ("a graph for ONNX Runtime, from the families that powertrain computes itself", ("float32",))}
+FOR_OTHERS = ("*.gguf", "*.onnx")            # exports that powertrain itself does not open
 EXACT = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "q8_0": "q8_0, 8 bits, for gguf only"}
 
 
@@ -30,7 +32,8 @@ def show(request: Request) -> Response:
     site, places = site_of(request), site_of(request).places
     runs = [(f"runs/{run.name}", _has_adapter(run / "model"), memory(_size(run / "model")))
             for run in children(places.runs, ("model",))]
-    exports = [(f"exports/{one.name}", memory(_size(one)), any(one.glob("*.gguf"))) for one in children(places.exports)]
+    exports = [(f"exports/{one.name}", memory(_size(one)), not any(any(one.glob(name)) for name in FOR_OTHERS))
+               for one in children(places.exports)]
     return shown(request, "models.html", title="Models", runs=runs[::-1], exports=exports, formats=FORMATS, dtypes=EXACT,
                  token=site.has_hub_token)
 
