@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.recipe import Resolved, resolve
+from powertrain.recipe import Resolved, flat, resolve
 from powertrain.recipe.spellings import fine_tunes, translate
 from powertrain.records import WrongUse
 from powertrain.records.origins import Origin
@@ -180,15 +180,27 @@ def test_trackers_that_are_not_here_are_named(text: str, tmp_path: Path) -> None
     assert resolved.recipe.report_to == []
 
 
+@pytest.mark.parametrize(("text", "key", "value"), [
+    ("early_stopping_patience: 3\nearly_stopping_threshold: 0.01", "early_stopping_threshold", 0.01),
+    ("early_stopping_steps: 4", "early_stopping_patience", 4), ("load_best_model_at_end: true", "load_best_model_at_end", True),
+    ("ema_decay: 0.99", "ema.decay", 0.99), ("loraplus_lr_ratio: 16", "weights.learning_rates", {"*.B": 16}),
+    ("loraplus_lr_ratio: null", "weights.learning_rates", {})])
+def test_how_a_run_ends_and_how_fast_weights_learn_is_named_as_elsewhere(text: str, key: str, value: object, tmp_path: Path
+                                                                       ) -> None:
+    assert dict(flat(tuned(tmp_path, f"{text}\n").recipe.model_dump()))[key] == value
+
+
 @pytest.mark.parametrize(("text", "says"), [
-    ("finetuning_type: freeze", "use method: lora, or full"), ("adapter: llama-adapter", "an adapter to train further"),
+    ("finetuning_type: freeze", "weights.freeze"), ("adapter: llama-adapter", "an adapter to train further"),
     ("finetuning_type: full\nquantization_bit: 4", "4-bit weights cannot be trained in full"), ("load_in_8bit: true", "qlora"),
     ("per_device_train_batch_size: auto\ngradient_accumulation_steps: 4", "leaves the batch open"),
     ("batch_size: auto", "leaves the batch open"),
     ("adapter: qlora\nload_in_4bit: false", "contradict"), ("strategy: dpo", "preferences"), ("strategy: rlhf", "preferences"),
-    ("stage: ppo", "preferences"), ("rl: dpo", "preferences"), ("modules_to_save: [lm_head]", "method: lora or method: full"),
+    ("stage: ppo", "preferences"), ("rl: dpo", "preferences"), ("modules_to_save: [lm_head]", "weights.freeze"),
     ("train_on_inputs: true\ncompletion_only_loss: true", "data.train_on"), ("use_galore: true", "leave it out"),
-    ("load_best_model_at_end: true", "best checkpoint"), ("eval_steps: 0.1", "'0.5 epochs'"),
+    ("unfrozen_parameters: [lm_head]", "weights.freeze"),
+    ("lr_groups: [{name: a, modules: [b], lr: 1}]", "weights.learning_rates"),
+    ("eval_steps: 0.1", "'0.5 epochs'"),
     ("val_size: 500", "a share below 1"),
     ("packing_strategy: wrapped", "no example is cut"), ("datasets: [{path: a, field_messages: m}]", "data.columns"),
     ("datasets: [{path: a, split: x}, {path: b, split: y}]", "one data.split"),

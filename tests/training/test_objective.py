@@ -20,7 +20,7 @@ from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.losses import Loss, token_loss
 from powertrain.models.model import Model
 from powertrain.recipe import Recipe, resolve
-from powertrain.recipe.schema import Setting
+from powertrain.recipe.tables import Setting
 from powertrain.records import IGNORE, Batch, Facts, NotApplied, WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.bf16 import Bf16

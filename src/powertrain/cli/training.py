@@ -26,6 +26,7 @@ from powertrain.records.event_log import read_events
 from powertrain.records.json_files import read_json, write_json
 from powertrain.records.phases import Phase, Tell, nobody
 from powertrain.report import plan as plan_report
+from powertrain.report.plan_choices import choice_rows
 from powertrain.tracking.table import check_installed
 
 if TYPE_CHECKING:
@@ -375,7 +376,8 @@ def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
                        plan_report.machine_row(facts.hardware), plan_report.data_row(facts.data),
                        plan_report.model_row(facts.model, resolved.origin("model.provider").reason),
                        *[("Seen", text) for text in prepared.material.said],
-                       plan_report.run_row(recipe.model_dump(), facts.data, prepared.total_steps)])
+                       plan_report.run_row(recipe.model_dump(), facts.data, prepared.total_steps),
+                       *choice_rows(recipe.model_dump(), facts.model)])
     screen.print_rows([("Plan", *row) for row in plan_report.plan_rows(prepared.plan)], styles=("bold", "bold", "cyan"))
     screen.print_rows(plan_report.expected_rows(prepared.plan.estimate, facts.hardware, facts.model))
     if prepared.plan.estimate is None and facts.model.provider == "native":

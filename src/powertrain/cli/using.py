@@ -16,6 +16,7 @@ import typer
 
 from powertrain.cli import output
 from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP, cache_folder, say, tell
+from powertrain.cli.tasks import show_tasks
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report.result import printable, quality
 from powertrain.report.words import perplexity
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from powertrain.use.questions import Answers, Questions
 
 SHOWN_ANSWERS = 3
+MOST_QUESTIONS = 200
 SHOWN_CHARACTERS = 160
 COMMANDS = {"/reset": "start a new conversation", "/history": "show the conversation", "/system TEXT": "set the system text",
             "/exit": "end the chat", "/help": "show these commands"}
@@ -249,22 +251,43 @@ def evaluate(model: Model,
                                                       "run's held-out data).")] = None,
              metric: Annotated[str | None, typer.Option(help="Ask the questions in the data and score the answers by exact, "
                                                         "f1, rouge, gsm8k or auto.")] = None,
-             limit: Annotated[int, typer.Option(min=1, help="With --metric: maximum number of questions.")] = 200,
+             limit: Annotated[int | None, typer.Option(min=1, help="With --metric: maximum number of questions (default: 200). "
+                                                       "With --tasks: of examples of each task (default: all).")] = None,
              tokens: Annotated[int, typer.Option(min=1, help="With --metric: maximum number of tokens of an answer.")] = 256,
+             tasks: Annotated[str | None, typer.Option(metavar="NAME[,NAME]", help="Run these tasks of lm-eval, by name or by "
+                                                       "the path of a task's YAML file.")] = None,
+             tasks_folder: Annotated[Path | None, typer.Option(help="With --tasks: a folder of tasks' YAML files.")] = None,
+             shots: Annotated[int | None, typer.Option(min=0, help="With --tasks: solved examples in front of each question "
+                                                       "(default: as the task says).")] = None,
+             trust: Annotated[bool, typer.Option("--trust-task-code", help="With --tasks: run Python that lies beside the "
+                                                 "tasks' files.")] = False,
+             template: Annotated[bool, typer.Option("--template", help="With --tasks: write each question by the model's chat "
+                                                    "template.")] = False,
              base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
-    """Measure a model's loss, or the quality of its answers.
+    """Measure a model's loss, the quality of its answers, or its results on tasks.
 
-    For text the result includes bits per byte. --metric asks questions and scores the answers.
+    For text the result includes bits per byte. --metric asks questions and scores the answers. --tasks runs lm-eval.
     """
     from powertrain.use.metrics import check_metric
     from powertrain.use.opening import open_model
 
     check_metric(metric)
+    if tasks is not None:
+        if metric is not None or data is not None:
+            other = "--metric" if metric is not None else "--data"
+            raise WrongUse(f"--tasks brings its own data and metrics; leave {other} out")
+        show_tasks(model, tasks, folder=tasks_folder, limit=limit, shots=shots, trusts_code=trust, templated=template,
+                   base=base, provider=provider, as_json=as_json)
+        return
+    for given, option in ((tasks_folder, "--tasks-folder"), (shots, "--shots"), (trust or None, "--trust-task-code"),
+                          (template or None, "--template")):
+        if given is not None:
+            raise WrongUse(f"{option} belongs to --tasks; name the tasks, such as --tasks lambada_openai")
     opened = open_model(model, base=base, provider=provider, say=say)
     if metric is None:
         _show_loss(opened, data, as_json=as_json)
     else:
-        _show_answers(opened, data, metric, limit=limit, tokens=tokens, as_json=as_json)
+        _show_answers(opened, data, metric, limit=limit or MOST_QUESTIONS, tokens=tokens, as_json=as_json)
 
 
 def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:

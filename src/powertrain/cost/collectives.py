@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from powertrain.cost.weights import as_decoder, has_frozen_base, lowest_layer, matrix_bytes, other_bytes, tensor_part
+from powertrain.cost.weights import as_decoder, frozen_in, has_frozen_base, lowest_layer, matrix_bytes, other_bytes, tensor_part
 from powertrain.records import NETWORK, NODE, Hardware, ModelFacts, PeerLink, UnknownFact
 from powertrain.shapes import BUCKET_BYTES, FP32
 
@@ -209,25 +209,26 @@ def buckets_of(model: ModelFacts) -> list[int]:
 
 
 def _blocks(model: ModelFacts) -> list[list[Weight]]:
-    return [weights_of_block(model, adapted=layer in model.adapted_layers) for layer in range(model.layers)]
+    return [weights_of_block(model, adapted=layer in model.adapted_layers, frozen=frozen_in(model, layer))
+            for layer in range(model.layers)]
 
 
 def weights_outside(model: ModelFacts, first: bool | None = None) -> list[Weight]:
     """Return the weights outside the blocks: all, or those before or after the blocks in the order of the model."""
-    return [_weight(model, name, shape) for name, shape in model.shapes.items()
+    return [_weight(model, name, shape, frozen=name in model.frozen) for name, shape in model.shapes.items()
             if not name.startswith("blocks.") and first in (None, name in FIRST)]
 
 
-def weights_of_block(model: ModelFacts, *, adapted: bool) -> list[Weight]:
-    """Return the weights of one block, in the order of the model."""
-    return [_weight(model, name, shape) for name, shape in model.shapes.items()
+def weights_of_block(model: ModelFacts, *, adapted: bool, frozen: frozenset[str] = frozenset()) -> list[Weight]:
+    """Return the weights of one block, in the order of the model. `frozen`: see weights.frozen_in."""
+    return [_weight(model, name, shape, frozen=name.split(".", 2)[2] in frozen) for name, shape in model.shapes.items()
             if name.startswith("blocks.") and (adapted or ".adapters." not in name)]
 
 
-def _weight(model: ModelFacts, name: str, shape: tuple[int, ...]) -> Weight:
-    is_trained = not has_frozen_base(model) or ".adapters." in name
+def _weight(model: ModelFacts, name: str, shape: tuple[int, ...], *, frozen: bool) -> Weight:
+    is_trained = not (has_frozen_base(model) or frozen) or ".adapters." in name
     is_matrix = name.startswith("blocks.") and len(shape) == 2
-    return Weight(shape, FP32 if is_trained else matrix_bytes(model) if is_matrix else other_bytes(model), is_trained)
+    return Weight(shape, FP32 if is_trained or frozen else matrix_bytes(model) if is_matrix else other_bytes(model), is_trained)
 
 
 def _exchanged_bytes(group: Sequence[Weight], shards: int) -> int:

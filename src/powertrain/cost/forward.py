@@ -55,16 +55,20 @@ class StepFacts:
 
     def weights_outside(self) -> Weights:
         """Return the weights that are in no block."""
-        return {name: self._weight(name, shape) for name, shape in self.model.shapes.items() if not name.startswith("blocks.")}
+        return {name: self._weight(name, shape, frozen=name in self.model.frozen)
+                for name, shape in self.model.shapes.items() if not name.startswith("blocks.")}
 
-    def weights_of_block(self, *, adapted: bool) -> Weights:
-        """Return the weights of one block, by their names in the block."""
-        return {name.split(".", 2)[2]: self._weight(name, shape) for name, shape in self.model.shapes.items()
+    def weights_of_block(self, *, adapted: bool, frozen: frozenset[str] = frozenset()) -> Weights:
+        """Return the weights of one block, by their names in the block. `frozen`: those that the recipe leaves as they are."""
+        return {name.split(".", 2)[2]: self._weight(name, shape, frozen=name.split(".", 2)[2] in frozen)
+                for name, shape in self.model.shapes.items()
                 if (adapted if ".adapters." in name else name.startswith("blocks.0."))}
 
-    def _weight(self, name: str, shape: tuple[int, ...]) -> Value:
+    def _weight(self, name: str, shape: tuple[int, ...], *, frozen: bool) -> Value:
         if self.is_frozen and ".adapters." not in name:
             return Value(None, math.prod(shape), int(weights.other_bytes(self.model)))
+        if frozen:
+            return Value(None, math.prod(shape), FP32)
         return Value(None, math.prod(shape), FP32, Leaf(stands=self.workload.flat_parameters))
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from powertrain.cost.collectives import GATHERED_AGAIN, SUMMED_EACH_PASS, Weight, weights_of_block, weights_outside
 from powertrain.cost.replay import GRADIENTS, Block, Leaf, Memory, Value
-from powertrain.cost.weights import state_bytes
+from powertrain.cost.weights import frozen_in, state_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts, OptimizerFacts
 from powertrain.shapes import FP32
@@ -49,7 +49,8 @@ def _trained(model: ModelFacts, shards: int) -> int:
 
 def all_weights(model: ModelFacts) -> list[Weight]:
     """Return the weights of a model, those of each block apart."""
-    blocks = (weights_of_block(model, adapted=layer in model.adapted_layers) for layer in range(model.layers))
+    blocks = (weights_of_block(model, adapted=layer in model.adapted_layers, frozen=frozen_in(model, layer))
+              for layer in range(model.layers))
     return [*weights_outside(model), *(weight for block in blocks for weight in block)]
 
 

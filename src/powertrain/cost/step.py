@@ -34,6 +34,7 @@ class Kind:
     is_checkpointed: bool
     reads_a_gradient: bool                   # its input needs a gradient
     is_light: bool = False                   # it puts saved activations away
+    frozen: frozenset[str] = frozenset()     # its weights that the recipe freezes
     apart: int | None = None                 # its place, if other weights than those of its neighbours are gathered around it
 
 
@@ -54,11 +55,12 @@ def units_of(facts: StepFacts, *, leaves_out: bool = True) -> list[Unit]:
     The blocks below the lowest trained weight have no backward pass. Those above it that put activations away are the lowest.
     """
     model, every, light = facts.model, facts.workload.checkpoint_every, facts.workload.saved_blocks
-    frozen, lowest = weights.has_frozen_base(model), weights.lowest_layer(model)
+    frozen, lowest = weights.has_frozen_base(model) or bool(model.frozen), weights.lowest_layer(model)
     kinds = tuple(Kind(is_adapted=layer in model.adapted_layers,
                        is_checkpointed=bool(every) and layer % every == 0 and layer >= lowest,
                        reads_a_gradient=not frozen or layer > lowest,
-                       is_light=lowest <= layer < lowest + light, apart=_apart(facts, layer)) for layer in range(model.layers))
+                       is_light=lowest <= layer < lowest + light, frozen=weights.frozen_in(model, layer),
+                       apart=_apart(facts, layer)) for layer in range(model.layers))
     period = max(1, every) if leaves_out else 1
     found: list[Unit] = []
     first = 0
@@ -68,8 +70,9 @@ def units_of(facts: StepFacts, *, leaves_out: bool = True) -> list[Unit]:
         while leaves_out and kinds[first + count * period:first + (count + 1) * period] == unit:
             count += 1
         for left_out in (0, count - ENDS)[:count]:
-            of_blocks = [facts.weights_of_block(adapted=kind.is_adapted) for kind in unit]
-            groups = [Group(weights_of_block(model, adapted=kind.is_adapted), of_block.values(), facts.workload.shards)
+            of_blocks = [facts.weights_of_block(adapted=kind.is_adapted, frozen=kind.frozen) for kind in unit]
+            groups = [Group(weights_of_block(model, adapted=kind.is_adapted, frozen=kind.frozen), of_block.values(),
+                            facts.workload.shards)
                       for kind, of_block in zip(unit, of_blocks, strict=True)]
             found.append(Unit(unit, left_out, of_blocks, groups))
         first += count * len(unit)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from powertrain.records import ModelFacts, OptimizerFacts
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FOUR_BIT_BYTES, FP32, linear_shapes, takes_eight_bits
 
+FIRST = ("embedding.", "position_embedding.")            # what the lowest block reads
 ADAPTER = re.compile(r"blocks\.\d+\.(\w+)\.adapters\.(\w+)\.(\w+)")   # linear, module, weight
 
 
@@ -75,7 +76,19 @@ def linears(model: ModelFacts) -> tuple[Linear, ...]:
 
 def lowest_layer(model: ModelFacts) -> int:
     """Return the first block that has a backward pass."""
-    return min(model.adapted_layers, default=0)
+    if not model.frozen:
+        return min(model.adapted_layers, default=0)
+    frozen = set(model.frozen)
+    if any(name not in frozen for name in model.shapes if name.startswith(FIRST)):
+        return 0
+    all_of_block = sum(name.startswith("blocks.") for name in model.shapes)
+    return next((layer for layer in range(model.layers) if len(frozen_in(model, layer)) < all_of_block), model.layers - 1)
+
+
+def frozen_in(model: ModelFacts, layer: int) -> frozenset[str]:
+    """Return the weights of a block that the recipe freezes, by their names in the block."""
+    begin = f"blocks.{layer}."
+    return frozenset(name.removeprefix(begin) for name in model.frozen if name.startswith(begin))
 
 
 def backward_of(model: ModelFacts, layer: int) -> Backward:
@@ -83,7 +96,12 @@ def backward_of(model: ModelFacts, layer: int) -> Backward:
     parts = linears(model)
     if not has_frozen_base(model):
         names = frozenset(linear.name for linear in parts)
-        return Backward(names, names, attention=True)
+        if not model.frozen:
+            return Backward(names, names, attention=True)
+        frozen = frozenset(name for name in names if f"{name}.weight" in frozen_in(model, layer))
+        # of the lowest block with a backward pass all gradients of inputs are counted, though some may not be needed
+        return Backward(names, names - frozen, attention=True) if layer >= lowest_layer(model) else Backward(
+            frozenset(), frozenset(), attention=False)
     trained = frozenset(linear.name for linear in parts if layer in model.adapted_layers and linear.adapters)
     block = layer > lowest_layer(model)      # its input needs a gradient
     attention = block or "qkv" in trained
@@ -168,7 +186,7 @@ def frozen_bytes(model: ModelFacts) -> int:
     """Return the bytes of all frozen weights."""
     own = model.parameters - model.adapter_parameters if has_frozen_base(model) else 0
     if not own:
-        return 0
+        return FP32 * (model.parameters - model.trainable)       # that the recipe freezes
     return round(model.matmul_parameters * matrix_bytes(model) + (own - model.matmul_parameters) * other_bytes(model))
 
 
@@ -213,17 +231,21 @@ def trained_weights(model: ModelFacts) -> Iterator[Trained]:
     """Yield the trained weights by shape: of adapters where the model has some, else of all."""
     for name, shape in model.shapes.items():
         is_adapter, is_hidden = ".adapters." in name, name.startswith("blocks.")
-        if is_adapter or not has_frozen_base(model):
-            yield Trained(shape, is_hidden, len(model.adapted_layers) if is_adapter else model.layers if is_hidden else 1)
+        count = len(model.adapted_layers) if is_adapter else model.layers if is_hidden else 1
+        if model.frozen and is_hidden:
+            count -= sum(name.split(".", 2)[2] in frozen_in(model, layer) for layer in range(model.layers))
+        if is_adapter or not (has_frozen_base(model) or (name in model.frozen and not is_hidden) or not count):
+            yield Trained(shape, is_hidden, count)
 
 
 def state_bytes(model: ModelFacts, optimizer: OptimizerFacts) -> int:
-    """Return the bytes of the optimizer's state. Where shapes are not known, every weight counts as a hidden matrix's."""
+    """Return the bytes of the optimizer's state, with the weights' average. Without shapes, all count as hidden matrices."""
+    average_bytes = optimizer.average_bytes * model.trainable
     alike = optimizer.hidden_bytes == optimizer.outside_bytes == optimizer.vector_bytes and not optimizer.line_bytes
     weights = [] if alike else list(trained_weights(model))
     if sum(one.count * math.prod(one.shape) for one in weights) != model.trainable:
-        return round(optimizer.hidden_bytes * model.trainable)
-    total = 0.0
+        return round(optimizer.hidden_bytes * model.trainable + average_bytes)
+    total = average_bytes
     for one in weights:
         per_weight = optimizer.vector_bytes if not one.is_matrix else \
             optimizer.hidden_bytes if one.is_hidden else optimizer.outside_bytes

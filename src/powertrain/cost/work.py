@@ -127,7 +127,7 @@ def training_flops(model: ModelFacts, lengths: Sequence[int], head_share: float 
     """Return the FLOPs of forward and backward, in so many passes, without recomputation."""
     forward = forward_flops(model, lengths, head_share, training=True) + (passes - 1) * _dora_flops(model)
     if not has_frozen_base(model):
-        return (1 + BACKWARD_SHARE) * forward
+        return (1 + BACKWARD_SHARE) * forward - sum(lengths) * _spared_flops(model, lengths, head_share)
     per_token = 2.0 * head_share * model.head_parameters
     attention = BACKWARD_SHARE * _attention_flops_per_token(model, lengths)
     has_second_input = has_dora(model) and model.adapter_dropout
@@ -142,6 +142,20 @@ def training_flops(model: ModelFacts, lengths: Sequence[int], head_share: float 
                                  for adapter in linear.adapters)
                 per_token += 2.0 * _second_input_weights(linear) if has_second_input and needed else 0.0
     return forward + sum(lengths) * per_token
+
+
+def _spared_flops(model: ModelFacts, lengths: Sequence[int], head_share: float) -> float:
+    """Return the FLOPs a token that the backward pass does not take, because the recipe freezes weights."""
+    if not model.frozen:
+        return 0.0
+    head = "embedding.weight" if model.tied_head else "head.weight"
+    spared = 2.0 * head_share * model.head_parameters * (head in model.frozen)
+    for layer in range(model.layers):
+        backward = weights.backward_of(model, layer)
+        spared += sum(2.0 * linear.weights * ((linear.name not in backward.trained) + (linear.name not in backward.needed))
+                      for linear in linears(model))
+        spared += 0.0 if backward.attention else BACKWARD_SHARE * _attention_flops_per_token(model, lengths)
+    return spared
 
 
 def recomputed_flops(model: ModelFacts, lengths: Sequence[int], every: int, *, dtype: str = "fp32",

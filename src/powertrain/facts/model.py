@@ -6,6 +6,7 @@ from typing import Any
 
 from powertrain.models.adapters.targets import AdapterConfig, adapted_layers, count_adapter_parameters, find_targets
 from powertrain.models.config import ModelConfig
+from powertrain.models.selection import ALIKE, Selection, all_names, other_names, selected
 from powertrain.records import (
     DataFacts,
     Facts,
@@ -24,8 +25,10 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "", adapters: AdapterConfig | None = None,
-                frozen_dtype: str = "fp32", unquantised_dtype: str = "") -> ModelFacts:
+                frozen_dtype: str = "fp32", unquantised_dtype: str = "", selection: Selection = ALIKE) -> ModelFacts:
     """Return the facts of `config`: every weight trained, or only `adapters` beside weights stored in `frozen_dtype`.
+
+    `selection`: which weights the recipe freezes, and how fast each of the others learns.
 
     Where that is a 4-bit type, `unquantised_dtype` is that of the weights which stay as their files have them.
 
@@ -37,12 +40,15 @@ def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "",
     linear: Shapes = {name: shape for name, shape in block.items() if len(shape) == 2}
     adapted, adapter_parameters, layers = _adapters(config, adapters)
     dropout = 0.0 if adapters is None else adapters.dropout
+    sizes = {name: math.prod(shape) for name, shape in all_names({**outside, **block, **adapted}, config.layers, layers).items()
+             if adapters is None or ".adapters." in name}
+    frozen, rates = selected(selection, sizes, other_names(config, sizes), config.layers)
     return ModelFacts(
         family=config.family, layers=config.layers, width=config.width, heads=config.heads,
         kv_heads=config.kv_heads, head_width=config.head_width, mlp_width=config.mlp_width,
         gated_mlp=config.gated_mlp, vocabulary=config.vocabulary, context=config.context, dropout=config.dropout,
         tied_head=config.tied_head, parameters=own + adapter_parameters,
-        trainable=own if adapters is None else adapter_parameters,
+        trainable=sum(sizes.values()) - sum(sizes[name] for name in frozen), frozen=frozen, rates=rates,
         matmul_parameters=config.layers * _elements(linear), head_parameters=config.vocabulary * config.width,
         shapes={**outside, **block, **adapted}, path=path, method=method, adapter_parameters=adapter_parameters,
         adapted_layers=layers, frozen_dtype=frozen_dtype, window=config.window, adapter_dropout=dropout,
@@ -121,7 +127,8 @@ def facts_from_json(data: Mapping[str, Any]) -> Facts:
     """Return the facts of a run's facts.json. Raises UnknownFact where another version wrote other fields."""
     try:
         model = dict(data["model"])
-        model |= {"adapted_layers": tuple(model.get("adapted_layers") or ()),
+        model |= {"adapted_layers": tuple(model.get("adapted_layers") or ()), "frozen": tuple(model.get("frozen") or ()),
+                  "rates": tuple((float(factor), int(count)) for factor, count in model.get("rates") or ()),
                   "shapes": {name: tuple(shape) for name, shape in (model.get("shapes") or {}).items()}}
         return Facts(hardware_from_json(data["hardware"]), Software(**data["software"]), ModelFacts(**model),
                      DataFacts(**data["data"]), OptimizerFacts(**data.get("optimizer", {})),         # older runs have AdamW

@@ -130,6 +130,13 @@ def _part(part: Any) -> tuple[str, str | None]:
     return str(part.get("data_files") or part["path"]), None if split is None else str(split)
 
 
+def _loraplus(value: Any) -> Answer:
+    """Return the rate of the adapters' second matrices. Source: Hayou et al. 2024, arXiv:2402.12354 (LoRA+)."""
+    if not value:
+        return {}, "it is off"
+    return {"weights.learning_rates": {"*.B": value}}, "the second matrix of each adapter learns faster by this factor"
+
+
 def _held_out(value: Any) -> Answer:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1:
         raise NotSupported("val_size", value, "data.validation_share is a share below 1; write the share, or name the held-out "
@@ -182,7 +189,8 @@ CONVERSIONS: Mapping[str, Conversion] = {        # besides those of the table of
     "eval_epochs": _in_epochs("eval_steps"), "save_epochs": _in_epochs("save_steps"), "eval_steps": _steps("eval_steps"),
     "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "warmup": _warmup,
     "schedule_options": _schedule_options, "betas": _betas, "model": _model, "targets": _targets, "source": _source,
-    "held_out": _held_out, "template": _template, "roles": _roles, "plugins": _plugins, "trackers": _trackers,
+    "loraplus": _loraplus, "held_out": _held_out, "template": _template, "roles": _roles, "plugins": _plugins,
+    "trackers": _trackers,
 }
 
 

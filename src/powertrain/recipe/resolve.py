@@ -201,7 +201,9 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
             raise WrongUse(f"{word!r} is not key=value; write for example learning_rate=3e-4 or model.layers=4")
         value = _value(text)
         values[f"{key}.{SHORT[key]}" if key in SHORT and isinstance(value, (str, list)) else key] = value
-    return {name: item for key, value in values.items() for name, item in flat({key: value})}
+    known = known_keys()                     # such as data.columns, whose value is a table
+    return {name: item for key, value in values.items()
+            for name, item in ([(key, value)] if "." in key and key in known else flat({key: value}))}
 
 
 def _value(text: str) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -220,6 +219,20 @@ class ObjectiveRecipe(Chosen):
     name: str = "next_token"                     # settings: label_smoothing, z_loss, embedding_noise
 
 
+class AverageRecipe(Strict):
+    """An exponential moving average of the trained weights: see training/averages.py."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = None     # null: none; 0.999 averages over about 1,000 steps
+
+
+class WeightsRecipe(Strict):
+    """Which weights are trained, and how fast each learns: globs over their names, which `powertrain facts` lists."""
+
+    freeze: list[str] = []                       # these stay as they are: [embedding.*, "blocks.[0-3].*"]; not with adapters
+    learning_rates: dict[str, Annotated[float, Field(gt=0)]] = {}        # factors on learning_rate: {"head.*": 0.1}
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0       # a block's factor over that of the block above it
+
+
 class Recipe(Strict):
     """One training run. `train_batch_size` is examples per optimizer step, however they are split."""
 
@@ -250,6 +263,8 @@ class Recipe(Strict):
     adam_beta2: Share = 0.95
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8       # of adamw
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0       # 0 = no clipping
+    ema: AverageRecipe = AverageRecipe()         # what is evaluated and written as the model
+    weights: WeightsRecipe = WeightsRecipe()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
 
     # skip: no update where loss or gradient norm is not finite; rewind: back to a checkpoint after too many of them in a row
@@ -260,6 +275,9 @@ class Recipe(Strict):
 
     eval_steps: Interval = 250
     max_eval_samples: Positive | None = 64       # blocks read by evaluations during the run; the last one reads all
+    early_stopping_patience: Positive | None = None      # evaluations in a row that do not lower the loss: then the run ends
+    early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0        # nats: lower by no more than this is not lower
+    load_best_model_at_end: bool = False         # the model is that of the checkpoint with the lowest held-out loss
     save_steps: Annotated[int | str, BeforeValidator(_check_save_interval)] = 500        # or "auto": every save_every_s
     # of save_steps=auto: seconds of training that a kill may cost; more where saves would take more than 1 % of the time
     save_every_s: Annotated[float, Field(gt=0)] = 600.0
@@ -335,59 +353,3 @@ def in_steps(interval: int | str, steps_per_epoch: float) -> int:
     assert found, interval
     epochs = float(found.group(1))
     return max(1, round(epochs * steps_per_epoch)) if epochs else 0
-
-
-# ------------------------------------------------------------------------------------------------ settings
-# An optimizer or an objective has settings of its own, which its table of rows describes.
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting: its default, and which values it takes."""
-
-    default: float | bool | str
-    least: float | None = None
-    below: float | None = None               # the value stays under this number
-    choices: tuple[str, ...] = ()
-
-    def problem(self, value: Any) -> str | None:
-        """Return why `value` cannot be used, or None."""
-        if isinstance(self.default, bool) or isinstance(value, bool):
-            return None if isinstance(value, bool) and isinstance(self.default, bool) else "use true or false" \
-                if isinstance(self.default, bool) else "use a number"
-        if isinstance(self.default, str):
-            return None if value in self.choices else f"use one of {', '.join(self.choices)}"
-        whole = isinstance(self.default, int)
-        if not isinstance(value, int if whole else (int, float)):
-            return "use a whole number" if whole else "use a number"
-        if self.least is not None and value < self.least:
-            return f"use {self.least:g} or more"
-        return f"use a number below {self.below:g}" if self.below is not None and value >= self.below else None
-
-
-@dataclass(frozen=True)
-class Table:
-    """The rows that a section of the recipe chooses from, such as the optimizers."""
-
-    section: str                             # of the recipe: "optimizer" or "objective"
-    rows: Mapping[str, Any]                  # name -> row, which has `settings`
-
-    def named(self, name: str) -> Any:
-        """Return the row of that name. Raises WrongUse with the names that there are."""
-        if name not in self.rows:
-            raise WrongUse(f"there is no {self.section} {name!r}; use one of {', '.join(self.rows)}"
-                           f"{did_you_mean(name, self.rows, likeness=0.5)}", keys=(f"{self.section}.name",))
-        return self.rows[name]
-
-    def settings(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every setting of the row: as given, or its default. Raises WrongUse for unknown ones and wrong values."""
-        known: Mapping[str, Setting] = self.named(name).settings
-        for key, value in given.items():
-            where = f"{self.section}.{key}"
-            if key not in known:
-                have = f"its settings are {', '.join(known)}" if known else "it has no settings"
-                raise WrongUse(f"{self.section} {name} has no setting {key!r}; {have}{did_you_mean(key, known, likeness=0.5)}",
-                               keys=(where,))
-            if (problem := known[key].problem(value)) is not None:
-                raise WrongUse(f"{where}={value!r} cannot be used with {self.section} {name}; {problem}", keys=(where,))
-        return {key: given.get(key, setting.default) for key, setting in known.items()}

@@ -173,6 +173,8 @@ class ModelFacts:
     window: int | None = None                # tokens a token sees, itself included; None = its whole document
     parallel_residual: bool = False          # attention and MLP read the same residual (gpt_neox)
     rotary_width: int | None = None          # of a head's dimensions, that are rotated; None = all, or positions are learned
+    frozen: tuple[str, ...] = ()             # weights that the recipe leaves as they are, where no adapters do
+    rates: tuple[tuple[float, int], ...] = ()    # factor of the learning rate, and how many numbers learn so; () = all alike
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ class OptimizerFacts:
     outside_bytes: float = 8.0               # per weight of embeddings and head
     vector_bytes: float = 8.0                # per weight of norms and biases
     line_bytes: float = 0.0                  # of any matrix, for each of its rows and columns
+    average_bytes: float = 0.0               # per weight: the moving average of the weights, where the recipe asks for one
     update_tensors: int = 2                  # fp32 tensors of a weight's size; 0: the update works in place
     orthogonalising_rounds: int = 0          # of each hidden matrix in an update; see cost/weights.py
 

@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,7 @@ def places_in(opened: Any) -> dict[str, tuple[str, int, int]]:
 def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
     """Delete all but the newest checkpoints and the one with the lowest held-out loss. What a link leads to is not touched."""
     published = checkpoints_in(folder)
-    evaluated = [step for step in published if math.isfinite(evaluations.get(step, math.nan))]
-    kept = {*list(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
+    kept = {*list(published)[-newest:], *by_loss(published, evaluations)[:1]}
     for path in (path for step, path in published.items() if step not in kept):
         delete_checkpoint(path)
 
@@ -138,6 +137,12 @@ def set_aside_after(folder: Path, step: int) -> list[int]:
 def set_aside(path: Path) -> None:
     """Rename a checkpoint, so that the run neither continues from it nor deletes it. Raises OSError."""
     path.rename(path.with_name(f"rejected-{path.name}-{time.time_ns()}"))
+
+
+def by_loss(steps: Iterable[int], evaluations: Mapping[int, float]) -> list[int]:
+    """Return those of the steps that have a finite held-out loss, the lowest first; of equal losses the earliest step."""
+    evaluated = [step for step in steps if math.isfinite(evaluations.get(step, math.nan))]
+    return sorted(evaluated, key=lambda step: (evaluations[step], step))
 
 
 def delete_checkpoint(path: Path) -> None:

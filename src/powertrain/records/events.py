@@ -1,6 +1,7 @@
 """The events of a run: one frozen dataclass a kind, as `events.jsonl`, the terminal and every follower get them.
 
-event.py has the classes that they share, mirror_events.py those of a mirror. event_log.py writes and reads them.
+event.py has the classes that they share, mirror_events.py those of a mirror, ending_events.py those of a run's end.
+event_log.py writes and reads them.
 docs/events.schema.json is made from these classes (`make schema`).
 """
 
@@ -8,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from powertrain.records.ending_events import BestModel as BestModel
+from powertrain.records.ending_events import End as End
+from powertrain.records.ending_events import StoppedEarly as StoppedEarly
 from powertrain.records.errors import named
 from powertrain.records.event import Event as Event
 from powertrain.records.event import Note as Note
@@ -112,6 +116,7 @@ class Evaluated(Event):
     seconds: float = 0.0
     bits_per_byte: float | None = None       # None where the text's bytes are not known
     final: bool = False                      # over all of the text
+    weights_step: int | None = None          # after which the model had its weights; None: after `step`
 
 
 class Sample(Event):
@@ -156,27 +161,7 @@ class ModelSaved(Event):
     kind = "model"
     path: str = ""
     seconds: float = 0.0
-
-
-class End(Event):
-    """A session ended."""
-
-    kind = "end"
-    reason: str                              # "finished", "stopped" or "failed"
-    signal: str | None = None                # that stopped it
-    seconds: float = 0.0
-    clipped_steps: int = 0
-    passes: Mapping[str, int] = field(default_factory=dict)      # replayed passes, by how they ran
-    peak_memory_bytes: int | None = None     # of the process, or of the GPU's allocator
-    not_saved: str | None = None             # why the last checkpoint is not on the disk
-    not_mirrored: str | None = None          # what is not in the mirror yet, and why
-    message: str = ""                        # of a failure, for people
-    error: Mapping[str, Any] = field(default_factory=dict)       # of a failure: its kind and fields (UserError.fields)
-
-    @property
-    def state(self) -> str:
-        """Return "finished", "failed" or "stopped (SIGINT)"."""
-        return f"{self.reason} ({self.signal})" if self.signal else self.reason
+    weights_step: int | None = None          # as in Evaluated
 
 
 # ------------------------------------------------------------------------------------------------ warnings and notes

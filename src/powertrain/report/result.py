@@ -121,6 +121,8 @@ def progress_rows(events: Sequence[Event], gzip_bits_per_byte: float | None = No
         rows += _speed_rows(steps, start) + _process_rows(steps, start)
     if evaluation := last_of(Evaluated, events):
         rows.append(("Held-out", quality(evaluation, gzip_bits_per_byte)))
+    rows += [(title, told.sentence) for title, kind in (("Early end", kinds.StoppedEarly), ("Best", kinds.BestModel))
+             if (told := last_of(kind, events)) is not None]
     if adapters := last_of(Adapters, events):
         rows.append(("Adapters", _adapters(adapters.modules)))
     if end is not None and end.clipped_steps:

@@ -57,6 +57,8 @@ def loss(history: History) -> Figure | Missing:
         "the loss on held-out text, which is never trained on"
         + (". The last point covers all held-out text, the earlier points cover max_eval_samples of it"
            if len(held_out) > 1 and evaluations[-1].event.final else "")
+        + (f". The last point is that of the weights of step {best:,}"
+           if evaluations and (best := evaluations[-1].event.weights_step) is not None else "")
         + ". Time includes evaluations and checkpoints.", (table, evaluated) if held_out else (table,), beside=True)
 
 

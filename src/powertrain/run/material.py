@@ -30,6 +30,7 @@ from powertrain.recipe.schema import OWN_TOKENIZERS
 from powertrain.records import Batch, DataFacts, ModelFacts, Software, WrongUse
 from powertrain.records.phases import ReadingModel, Tell
 from powertrain.run.folder import NEWEST, newest_run
+from powertrain.training.optimizers import selection_of
 
 if TYPE_CHECKING:
     from powertrain.models.decoder import Decoder
@@ -90,7 +91,7 @@ def scratch_material(resolved: Resolved, cache: Path) -> Material:
     block, stride = recipe.data.block, recipe.data.stride or recipe.data.block
     has_held_out = len(store.validation) > 1
     return Material(
-        resolved, model_facts(config),
+        resolved, model_facts(config, selection=selection_of(recipe)),
         data_facts(store, block=block, stride=stride, train_batch_size=recipe.train_batch_size),
         training=Blocks(store.train, block, stride), held_out=evaluation_blocks(store.validation, block), collate=collate,
         tokenizer=store.tokenizer, build=partial(_build, config), config=config,
@@ -229,7 +230,8 @@ def pretrained_material(resolved: Resolved, software: Software, cache: Path, tel
     tell(ReadingModel(path=str(resolved.recipe.model.path), because=base.choice.because))
     adapters = _adapters(resolved.recipe, base)
     facts = replace(_model_facts(resolved.recipe, base, adapters),
-                    digest="" if resolved.recipe.method == "full" else digest_weights(base.folder))
+                    digest="" if resolved.recipe.method == "full" and not resolved.recipe.weights.freeze else
+                    digest_weights(base.folder))
     store = _examples(resolved.recipe, base, cache, tell)
     if (tokens := store.tokenizer.vocabulary) > facts.vocabulary:
         raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,} rows, too few by "
@@ -266,12 +268,12 @@ def _model_facts(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> 
         from powertrain.models.bridge.loading import bridged_facts
 
         return bridged_facts(base.folder, adapters=adapters, provider=base.choice.provider, path=base.name,
-                             **_bridge_options(recipe, base))
+                             selection=selection_of(recipe), **_bridge_options(recipe, base))
     stored = "fp32" if recipe.method == "full" else DTYPES.get(str(base.config.get("dtype") or base.config.get("torch_dtype")),
                                                               "fp32")
     return model_facts(read_config(base.folder, recipe.model.dropout), method=recipe.method, path=base.name, adapters=adapters,
                        frozen_dtype=recipe.quantisation.type if recipe.method == "qlora" else stored,
-                       unquantised_dtype=stored if recipe.method == "qlora" else "")
+                       unquantised_dtype=stored if recipe.method == "qlora" else "", selection=selection_of(recipe))
 
 
 def _bridge_options(recipe: Recipe, base: Base) -> dict[str, Any]:

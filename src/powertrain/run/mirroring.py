@@ -19,7 +19,7 @@ from powertrain.mirror import waiting
 from powertrain.mirror.waiting import EVENTS, FOLDER, MATERIAL, MATERIAL_LIST, Settings, settings_of
 from powertrain.recipe import Recipe
 from powertrain.records import NotDurable, RunFailed, events
-from powertrain.records.checkpoints import checkpoints_in, delete_checkpoint, newest_checkpoint
+from powertrain.records.checkpoints import by_loss, checkpoints_in, delete_checkpoint, newest_checkpoint
 from powertrain.records.errors import DONE
 from powertrain.records.event_log import EventLog, EventReader
 from powertrain.records.json_files import read_json, write_json
@@ -178,9 +178,11 @@ class Mirror:
                 self.part.emit(event if event.step else replace(event, step=self.part.state.step))
 
     def _free_disk(self) -> None:
-        """Delete the checkpoints here that are verified there, all but the newest."""
-        for path in list(checkpoints_in(self.part.folder.checkpoints).values())[:-1]:
-            if path.name in self._uploaded:
+        """Delete the checkpoints here that are verified there, all but the newest and the one that the model may be made of."""
+        published = checkpoints_in(self.part.folder.checkpoints)
+        best = by_loss(published, self.part.state.evaluations)[:self.part.prepared.recipe.load_best_model_at_end]
+        for step, path in list(published.items())[:-1]:
+            if path.name in self._uploaded and step not in best:
                 with contextlib.suppress(OSError):
                     delete_checkpoint(path)
 

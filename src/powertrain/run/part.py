@@ -22,6 +22,7 @@ from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.records import RunFailed, UserError, WrongUse, events, to_plain
 from powertrain.records.checkpoints import clear_leftovers, newest_checkpoint, set_aside
+from powertrain.records.ending_events import EARLY, LAST_STEP
 from powertrain.records.errors import DoesNotFit
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
 from powertrain.records.json_files import read_json, write_json
@@ -139,6 +140,8 @@ class Part:
     interrupt: Interrupt
     pending: list[StepResult] = field(default_factory=list)
     stopped_by: str | None = None            # the signal that ended the run early
+    early: events.StoppedEarly | None = None     # why this step is the last one, before the schedule's
+    weights_step: int | None = None          # whose weights the model has, where they need not be those of the last step
     checkpoint_failed: str | None = None     # why the last checkpoint is not on the disk
     not_mirrored: str | None = None          # what was promised and is not in the mirror, and why
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
@@ -152,6 +155,11 @@ class Part:
     @property
     def ranks(self) -> Ranks:
         return self.setup.ranks
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether no step follows."""
+        return self.early is not None or self.state.step == self.prepared.total_steps
 
     def steps(self) -> Iterator[StepResult]:
         """Return the steps that are left, by the setup in force."""
@@ -341,7 +349,8 @@ def _until_the_end(part: Part) -> Iterator[None]:
         part.emit(events.End(reason="failed", step=part.state.step, seconds=time.perf_counter() - part.began_s,
                              message=str(error), error=to_plain(fields)), durable=True)
         raise
-    part.emit(events.End(reason="finished" if part.stopped_by is None else "stopped", signal=part.stopped_by,
+    because = "" if part.stopped_by is not None else EARLY if part.early is not None else LAST_STEP
+    part.emit(events.End(reason="finished" if part.stopped_by is None else "stopped", because=because, signal=part.stopped_by,
                          step=part.state.step, seconds=time.perf_counter() - part.began_s,
                          clipped_steps=int(part.state.clipped_steps), passes=getattr(part.setup.run_pass, "counts", {}),
                          peak_memory_bytes=peak_memory_bytes(part.setup.device), not_saved=part.checkpoint_failed,

@@ -17,11 +17,12 @@ from powertrain.recipe import Recipe, Resolved, flat
 from powertrain.records import Facts, Hardware, Plan, Software, WrongUse, to_plain
 from powertrain.records.phases import LookingAtMachine, ReadingData, Tell
 from powertrain.records.version import VERSION
+from powertrain.run import ending
 from powertrain.run.learned import read_tuned, with_speeds
 from powertrain.run.links import with_links
 from powertrain.run.material import Material, pretrained_material, scratch_material
 from powertrain.training.objectives import objective_of
-from powertrain.training.optimizers import open_values, optimizer_of
+from powertrain.training.optimizers import open_values, optimizer_of, selection_of
 from powertrain.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def planned(material: Material, hardware: Hardware, software: Software, cache: P
     objective = objective_of(recipe)
     if (why := objective.why_not(material.model)) is not None:
         raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
-    facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device, optimizer.settings),
+    facts = Facts(hardware, software, material.model, material.data, optimizer.facts_on(hardware.device),
                   objective.has_terms)
     total_steps = recipe.steps(facts.data.examples)
     tuned = None if cache is None else read_tuned(cache, facts, recipe)
@@ -126,6 +127,7 @@ def planned(material: Material, hardware: Hardware, software: Software, cache: P
     if recipe.train_time_s is not None and plan.estimate is not None:
         total_steps = max(1, round(recipe.train_time_s * 2 / sum(plan.estimate.step_s)))
         plan = planner.make_plan(facts, recipe, total_steps, tuned)
+    ending.check(recipe, len(material.held_out), facts.data.examples / facts.data.train_batch_size, total_steps)
     return Prepared(facts, material, plan, total_steps, cache)
 
 
@@ -168,12 +170,14 @@ def build_setup(prepared: Prepared) -> Setup:
     """Return the model, seeded, and everything around it, with the plan applied and confirmed."""
     import torch
 
+    from powertrain.models.groups import freeze
     from powertrain.training.loop import apply_plan
     from powertrain.training.setup import plain_setup
 
     recipe, material = prepared.recipe, prepared.material
     torch.manual_seed(recipe.seed)
     model = material.build().to(prepared.facts.hardware.device)
+    freeze(model, selection_of(recipe))
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
                         seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe).for_model(model),
                         code=None if prepared.cache is None else prepared.cache / "code")

@@ -100,7 +100,7 @@ def save(part: Part, saves: Saves, *, required: bool) -> None:
     """
     finish(part, saves)                      # what is waited here counts for that one
     began_s, state = time.perf_counter(), part.state
-    at_once = required or state.step == part.prepared.total_steps
+    at_once = required or part.is_last
     saves.tried_s, saves.looked_s = began_s, None
     if (full := part.ranks.agree(no_room(part) if part.ranks.is_writer else None)) is not None and not at_once:
         _wait_for_room(part, saves, full)

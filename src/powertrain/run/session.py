@@ -20,10 +20,11 @@ from powertrain.models.adapters.attached import measure_adapters
 from powertrain.models.adapters.files import save_model
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, events, to_plain
-from powertrain.records.checkpoints import newest_checkpoint, set_aside_after
+from powertrain.records.checkpoints import by_loss, newest_checkpoint, set_aside_after
 from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit
 from powertrain.records.json_files import write_json
-from powertrain.run import bad_steps, saving
+from powertrain.run import bad_steps, ending, saving
+from powertrain.run.best import take_best
 from powertrain.run.disk import check_disk, refused
 from powertrain.run.fits import cures, largest_pass, with_smaller_passes
 from powertrain.run.folder import RunFolder
@@ -54,11 +55,12 @@ def run(part: Part) -> None:
     gc.freeze()                              # the objects that exist now stay; the collector need not look at them each time
     with mirrored(part) as mirror:
         with saving.saves_of(part, mirror) as saves:
-            state, total_steps = part.state, part.prepared.total_steps
+            state = part.state
             if state.step == 0 and "rewind" in (part.prepared.recipe.on_nan, part.prepared.recipe.on_spike):
                 _save_beginning(part)
+            _catch_up(part)
             setup, steps = part.setup, part.steps()
-            while state.step < total_steps and part.stopped_by is None:
+            while not part.is_last and part.stopped_by is None:
                 too_large = None
                 try:
                     with part.ledger() as ledger:
@@ -79,6 +81,7 @@ def run(part: Part) -> None:
                 if rewound is not None or part.setup is not setup:   # a step or an evaluation needed smaller passes
                     setup, steps = part.setup, part.steps()
         if part.stopped_by is None:
+            _choose_weights(part)
             write_model(part)
         if mirror is not None:
             part.not_mirrored = mirror.finish()
@@ -120,8 +123,8 @@ def _between(part: Part, saves: saving.Saves, ledger: MemoryLedger | None) -> No
     saving.look(part, saves)
     part.tell_beside()
     asked = part.ranks.first(part.interrupt.requested)
-    last, stop = state.step == prepared.total_steps, asked is not None
-    evaluating = eval_every > 0 and state.step % eval_every == 0 and not last
+    last, stop, takes_best = part.is_last, asked is not None, recipe.load_best_model_at_end
+    evaluating = takes_best if last else not stop and eval_every > 0 and state.step % eval_every == 0
     due = saving.is_due(part, saves)
     if last or stop or evaluating or due or ledger is not None or state.step % recipe.logging_steps == 0:
         part.read_steps()
@@ -129,35 +132,68 @@ def _between(part: Part, saves: saving.Saves, ledger: MemoryLedger | None) -> No
         return
     if ledger is not None:                   # after the watched step itself: events stand in the order in which things happened
         part.emit_memory(ledger)
-    if last or (evaluating and not stop):
-        _evaluate(part, final=last)
+    if evaluating:
+        _evaluate(part)
+        due |= takes_best and by_loss(state.evaluations, state.evaluations)[:1] == [state.step]
+        if not last and (early := ending.early_stop(recipe, state.evaluations, prepared.total_steps)) is not None:
+            part.early, last = part.ranks.agree(early), True
+            part.emit(part.early)
+    if last and not takes_best:
+        _evaluate(part, final=True)
     if last or stop or due:
         saving.save(part, saves, required=stop)
     if stop and not last:
         part.stopped_by = asked
 
 
-def _evaluate(part: Part, *, final: bool) -> None:
+def _catch_up(part: Part) -> None:
+    """Evaluate where a signal has ended the session before that was done; an early end that was decided stays."""
+    recipe, state = part.prepared.recipe, part.state
+    every = in_steps(recipe.eval_steps, part.prepared.steps_per_epoch)
+    if part.is_last or not state.step or (recipe.early_stopping_patience is None and not recipe.load_best_model_at_end):
+        return
+    missed = bool(every) and state.step % every == 0 and state.step not in state.evaluations
+    if missed:
+        _evaluate(part)
+    part.early = part.ranks.agree(ending.early_stop(recipe, state.evaluations, part.prepared.total_steps))
+    if missed and part.early is not None:
+        part.emit(part.early)
+        if not recipe.load_best_model_at_end:
+            _evaluate(part, final=True)
+
+
+def _choose_weights(part: Part) -> None:
+    """Take the weights with the lowest held-out loss, where the recipe asks for them, and evaluate these on all of the text."""
+    written = part.ranks.agree(part.folder.model.exists() if part.ranks.is_writer else False)
+    if part.prepared.recipe.load_best_model_at_end and not written:
+        take_best(part)
+        _evaluate(part, final=True)
+
+
+def _evaluate(part: Part, *, final: bool = False) -> None:
     material, recipe, step = part.prepared.material, part.prepared.recipe, part.state.step
     if not len(material.held_out):
         return
     examples = spread(material.held_out, None if final else recipe.max_eval_samples)
     while True:
         try:
-            found = evaluate(part.setup, examples, tokens_per_byte=material.tokens_per_byte)
+            with part.state.optimizer.averaged():
+                found = evaluate(part.setup, examples, tokens_per_byte=material.tokens_per_byte)
             break
         except PassTooLarge as error:
             too_large = error.said
         go_on_smaller(part, too_large)
-    part.state.evaluations[step] = found.loss
-    part.emit(replace(found, step=step, final=final))
-    if final and (told := measure_adapters(part.setup.model)):
-        part.emit(events.Adapters(step=step, modules=to_plain(told)))
-    if recipe.sample.tokens and (part.ranks.is_writer or part.ranks.lockstep):
-        began = time.perf_counter()
-        text = recipe.sample.prompt + part.write_sample(part.prepared, part.setup, recipe.sample.tokens)
-        part.ranks.put_away()
-        part.emit(events.Sample(step=step, text=text, seconds=time.perf_counter() - began))
+    if not final or step not in part.state.evaluations:  # what is compared is of the same examples
+        part.state.evaluations[step] = found.loss
+    part.emit(replace(found, step=step, final=final, weights_step=part.weights_step))
+    with part.state.optimizer.averaged():
+        if final and (told := measure_adapters(part.setup.model)):
+            part.emit(events.Adapters(step=step, modules=to_plain(told)))
+        if recipe.sample.tokens and (part.ranks.is_writer or part.ranks.lockstep):
+            began = time.perf_counter()
+            text = recipe.sample.prompt + part.write_sample(part.prepared, part.setup, recipe.sample.tokens)
+            part.ranks.put_away()
+            part.emit(events.Sample(step=step, text=text, seconds=time.perf_counter() - began))
 
 
 # ------------------------------------------------------------------------------------------------ back to a checkpoint
@@ -225,10 +261,11 @@ def clear_step(state: State) -> None:
 
 def write_model(part: Part) -> None:
     """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable and WeightsNotFinite."""
-    refuse_broken(part.state, part.ranks)
     model, keep = part.setup.model, part.ranks.is_writer
-    with gathered(model, keep=keep), stages_gathered(model, keep=keep):
-        refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)
+    with part.state.optimizer.averaged():
+        refuse_broken(part.state, part.ranks)
+        with gathered(model, keep=keep), stages_gathered(model, keep=keep):
+            refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)
     if refused is not None:
         raise NotDurable(refused)
 
@@ -253,5 +290,6 @@ def _write_model(part: Part) -> str | None:
         cure = refused(part, error, part.state.step).cure
         return (f"the model is trained, but could not be written to {model_folder}: {error.strerror or error}. "
                 f"{cure}, then `{events.continuing(part.folder.path, part.ranks.world)}` writes it{besides}")
-    part.emit(events.ModelSaved(path=str(model_folder), step=part.state.step, seconds=time.perf_counter() - began))
+    part.emit(events.ModelSaved(path=str(model_folder), step=part.state.step, seconds=time.perf_counter() - began,
+                                weights_step=part.weights_step))
     return None

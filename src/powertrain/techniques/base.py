@@ -153,6 +153,7 @@ class Technique:
     most: ClassVar[Mapping[str, int]] = NOTHING          # of the whole-number settings; of the others LARGEST
     native_only: ClassVar[bool] = False      # it changes the inside of the built-in decoder
     needs_whole_weights: ClassVar[bool] = False          # it cannot be where processes divide each weight among them
+    needs_all_trained: ClassVar[bool] = False            # it cannot be where the recipe freezes some weights, but for a base
     asked_first: ClassVar[bool] = False      # others depend on its decision, though it is applied after them
     decides: ClassVar[Mapping[str, Any]] = NOTHING       # fields of the workload -> the value that it gives them
     decides_by: ClassVar[Mapping[str, str]] = NOTHING    # fields of the workload -> the setting whose value they take
@@ -185,6 +186,9 @@ class Technique:
         if cls.needs_whole_weights and rival is not None:
             return cls.refuse(Why.CONFLICT, f"{rival} leaves a process 1 / {parts[rival]} of each divided weight, and the "
                                             "technique works on whole ones", rival=rival)
+        if cls.needs_all_trained and run.model.frozen:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"weights.freeze leaves {len(run.model.frozen):,} weights as they are, and "
+                                                  "the technique is built for models that train all weights, or adapters")
         if cls.needs_whole_weights and run.decided.stages > 1:
             return cls.refuse(Why.CONFLICT, "pipeline_parallel leaves a process some blocks, with several passes in them at "
                                             "once, and the technique is built for whole models", rival="pipeline_parallel")
@@ -372,7 +376,7 @@ class OptimizerForm(Technique):
     def reckon(self, workload: Workload) -> Workload:
         row = self.row_for(workload.optimizer.name)
         assert row is not None
-        return replace(workload, optimizer=row.facts_on(workload.device))
+        return replace(workload, optimizer=row.facts_on(workload.device, average_bytes=workload.optimizer.average_bytes))
 
 
 def run_one_pass(setup: Setup) -> None:

@@ -38,6 +38,7 @@ class CudaGraph(Technique):
     does = "records forward and backward once and replays them"
     decides: ClassVar = {"replayed": True}
     native_only = True
+    needs_all_trained = True
     asked_first = True                       # packing makes passes of one size for it
     exactness = Exactness.ROUNDING
     touches = frozenset({"lay_out", "run_pass"})

@@ -38,7 +38,7 @@ class EightBitAdamW(OptimizerForm):
             return missing
         if (why := row.why_not(run.hardware, run.software)) is not None:
             return cls.refuse(Why.HARDWARE_LACKS, why)
-        smaller = row.facts_on(run.hardware.device)
+        smaller = row.facts_on(run.hardware.device, average_bytes=run.optimizer.average_bytes)
         saved_bytes = state_bytes(run.model, run.optimizer) - state_bytes(run.model, smaller)
         return cls.refuse(Why.CHANGES_RESULT, f"8-bit moments would save {saved_bytes / 2**20:,.0f} MiB and change the result "
                           "slightly, so they are used only if you ask: techniques.eight_bit_adamw=on", cls(),

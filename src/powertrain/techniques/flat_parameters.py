@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.cost.weights import trained_weights
 from powertrain.records import NotApplied, Proposal, Refusal, Why, WrongUse
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
-from powertrain.training.optimizers import OPTIMIZERS
+from powertrain.training.optimizers import OPTIMIZERS, Optimizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,13 +54,13 @@ class FlatParameters(Technique):
             raise WrongUse(f"flat_parameters needs an optimizer that works element by element, and {setup.optimizer.row.name} "
                            "does not; use techniques.flat_parameters=off", cure=("techniques.flat_parameters=off",))
         return replace(setup, optimizer=replace(setup.optimizer, flat=True),
-                       runtime=(*setup.runtime, partial(_flatten, setup.model)))
+                       runtime=(*setup.runtime, partial(_flatten, setup.optimizer, setup.model)))
 
     def confirm(self, setup: Setup) -> None:
         """Raise NotApplied unless every trained weight lies in the buffer that the optimizer updates."""
-        from powertrain.training.updates import buffer_of, parameter_groups
+        from powertrain.training.updates import buffer_of
 
-        groups = parameter_groups(setup.model, 0.0)
+        groups = setup.optimizer.groups(setup.model, 0.0)
         apart = [group for group in groups if buffer_of(group["params"]) is None]
         if apart:
             raise NotApplied(f"flat_parameters: the weights of {len(apart)} of {len(groups)} groups have memory of their own")
@@ -69,9 +69,9 @@ class FlatParameters(Technique):
             raise NotApplied(f"flat_parameters: {len(updated)} tensors are updated, not the {len(groups)} buffers")
 
 
-def _flatten(model: nn.Module) -> None:
+def _flatten(optimizer: Optimizer, model: nn.Module) -> None:
     """Move the weights, before anything is compiled or captured for the memory that they have."""
-    from powertrain.training.updates import flattened, parameter_groups
+    from powertrain.training.updates import flattened
 
-    for group in parameter_groups(model, 0.0):
+    for group in optimizer.groups(model, 0.0):
         flattened(group["params"])

@@ -65,6 +65,7 @@ class FusedBlocks(Technique):
     decides: ClassVar = {"fused_blocks": True}
     choices: ClassVar = {"kernels": KERNELS}
     native_only = True
+    needs_all_trained = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})

@@ -34,6 +34,7 @@ class PipelineParallel(Technique):
     does = "divides the blocks among the processes of the run, and sends each pass through all"
     decides_by: ClassVar = {"stages": "processes"}
     native_only = True
+    needs_all_trained = True
     asked_first = True                       # techniques that need all blocks in a process refuse beside it
     exactness = Exactness.ROUNDING
     touches = frozenset({"as_stage", "runtime"})

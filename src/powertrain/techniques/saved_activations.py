@@ -47,6 +47,7 @@ class SavedActivations(Technique):
     decides_by: ClassVar = {"saved": "actions", "saved_blocks": "blocks"}
     choices: ClassVar = {kind: ACTIONS if kind in RECOMPUTABLE else ("keep", "offload") for kind in KINDS}
     native_only = True
+    needs_all_trained = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "elementwise", "copy"})

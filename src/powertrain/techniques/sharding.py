@@ -75,6 +75,9 @@ class Sharding(Technique):
             return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_divided(run)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
+        if run.recipe.ema.decay is not None and _engine_asked(run) == "deepspeed":
+            return cls.refuse(Why.CONFLICT, "DeepSpeed updates parts of flat buffers, of which no average is kept "
+                                            f"(ema.decay={run.recipe.ema.decay:g}); use techniques.sharding.engine=fsdp")
         held = Need(needed := standing_bytes(run.model, run.optimizer), planned_room_bytes(run.hardware))
         shown, numbers = f"weights, gradients and optimizer state take {held}", held.numbers
         whole = run.need(run.one_example(attention_saves_scores=False))
@@ -122,6 +125,12 @@ class Sharding(Technique):
         if too_long:
             raise NotApplied(f"sharding: this process holds more than 1 / {self.shards} of {', '.join(too_long[:3])}")
         _compare(_alone(setup, self.processes), _divided(setup, self.processes), "the norm of a block's gradients")
+
+
+def _engine_asked(run: PlannedRun) -> str:
+    """Return the engine that the recipe pins."""
+    pin = run.recipe.techniques.get(Sharding.name)
+    return str(pin.get("engine", Sharding.engine)) if isinstance(pin, dict) else Sharding.engine
 
 
 def _confirm_deepspeed(setup: Setup, processes: int) -> None:

@@ -36,6 +36,7 @@ class TensorParallel(Technique):
     does = "divides the matrices of each block among processes that compute each pass together"
     decides_by: ClassVar = {"tensor_degree": "degree"}
     native_only = True
+    needs_all_trained = True
     asked_first = True                       # techniques that need whole weights refuse beside it
     exactness = Exactness.ROUNDING
     touches = frozenset({"sharding", "runtime"})

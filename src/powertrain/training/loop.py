@@ -128,7 +128,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         laps.lap("data")
         learning_rate = schedule.at(state.step)
         for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["lr_factor"]
         own = counts_of(setup, loaded)
         units, trained, real, padding = setup.ranks.of_step(*own)
         lap_exchange(COMMUNICATION)
@@ -220,6 +220,7 @@ def update(state: State, max_grad_norm: float, ranks: Ranks = ALONE, loss: Tenso
         optimizer.step_unless(state.guard.judge(loss, norm, loss_scaling=state.scaler.is_enabled()))
     state.updating = False
     state.scaler.update()
+    optimizer.follow(state.step + 1)
     optimizer.zero_grad(set_to_none=True)
     return norm
 
@@ -229,8 +230,9 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
 
     It takes that step, and a first one where the optimizer has no state yet, so `state` moves on by one or two steps.
     """
-    rate = state.optimizer.param_groups[0]["lr"]
-    steps = train(replace(setup, loader=load_when_needed), state, Schedule("constant", rate, state.step + 2), max_grad_norm)
+    group = state.optimizer.param_groups[0]
+    schedule = Schedule("constant", group["lr"] / group["lr_factor"], state.step + 2)
+    steps = train(replace(setup, loader=load_when_needed), state, schedule, max_grad_norm)
     if not state.optimizer.state:
         next(steps)
     with step_ledger(setup.device, setup.model, state.optimizer) as ledger:

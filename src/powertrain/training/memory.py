@@ -83,6 +83,7 @@ def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes held between two steps: weights and buffers, packed ones too, kept gradients, the optimizer's state."""
     kept = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    moments += getattr(optimizer, "averages", {}).values()
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
                 for tensor in map(own_part, (*model.parameters(), *model.buffers(), *kept, *moments))}
     packed = sum(module.held_bytes for module in model.modules() if isinstance(module, QuantisedLinear))

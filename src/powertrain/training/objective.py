@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.data.example import Example
-from powertrain.recipe.schema import Setting
+from powertrain.recipe.tables import Setting
 from powertrain.records import Batch, ModelFacts
 
 if TYPE_CHECKING:

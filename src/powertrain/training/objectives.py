@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from powertrain.recipe.schema import Setting, Table
+from powertrain.recipe.tables import Setting, Table
 from powertrain.records import Batch, ModelFacts, WrongUse
 from powertrain.training.objective import Kernels, Objective, Sums
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from powertrain.recipe.schema import Setting, Table
+from powertrain.models.selection import ALIKE, Selection
+from powertrain.recipe.tables import Setting, Table
 from powertrain.records import Hardware, OptimizerFacts, Software, WrongUse
 
 if TYPE_CHECKING:
@@ -65,14 +66,18 @@ class Row:
             return f"{self.name} needs the part {self.part!r}, which is {software.missing[self.part]}"
         return None
 
-    def facts_on(self, device: str, settings: Mapping[str, Any] | None = None) -> OptimizerFacts:
-        """Return what it keeps and works in on such a device with these settings, as memory prediction reads it."""
+    def facts_on(self, device: str, settings: Mapping[str, Any] | None = None, *, average_bytes: float = 0.0
+                 ) -> OptimizerFacts:
+        """Return what it keeps and works in on such a device with these settings, as memory prediction reads it.
+
+        `average_bytes`: of each weight, in an average of the weights beside it.
+        """
         given = settings or {}
         state = {name: nbytes for name, nbytes in self.state.items() if given.get(self.only_with.get(name, ""), True)}
         vectors, outside = (state if found is None else found for found in (self.of_vectors, self.of_outside))
         tensors = self.update_tensors + (self.update_tensors_on_cpu if device == "cpu" else 0)
         return OptimizerFacts(self.name, sum(state.values()), sum(outside.values()), sum(vectors.values()),
-                              sum(self.of_lines.values()) / 2, tensors, self.orthogonalising_rounds)
+                              sum(self.of_lines.values()) / 2, average_bytes, tensors, self.orthogonalising_rounds)
 
 
 @dataclass(frozen=True)
@@ -86,18 +91,34 @@ class Optimizer:
     settings: Mapping[str, Any] = field(default_factory=dict)
     fused: bool = False
     flat: bool = False
+    average_decay: float | None = None       # of an average of the weights: see averages.py
+    selection: Selection = ALIKE             # the factor of each weight's learning rate
+
+    def facts_on(self, device: str) -> OptimizerFacts:
+        """Return what it keeps and works in on such a device, as memory prediction reads it."""
+        return self.row.facts_on(device, self.settings, average_bytes=0.0 if self.average_decay is None else FP32)
 
     def __call__(self, model: nn.Module, weight_decay: float) -> RunOptimizer:
         """Make the optimizer for the trained weights of `model`."""
-        from powertrain.training.updates import FlatOptimizer, RunOptimizer, for_runs, parameter_groups
+        from powertrain.training.averages import averaging
+        from powertrain.training.updates import FlatOptimizer, RunOptimizer, for_runs
 
         kind: Any = self.row.kind
         known = {"betas": self.betas, "eps": self.epsilon, "fused": self.fused, "foreach": False}
-        groups = parameter_groups(model, weight_decay, hidden_apart=self.row.parts_hidden)
-        made: RunOptimizer = for_runs(kind, self.row.part, FlatOptimizer if self.flat else RunOptimizer)(
-            groups, lr=self.learning_rate, **{name: known[name] for name in self.row.given},
+        runs: Any = for_runs(kind, self.row.part, FlatOptimizer if self.flat else RunOptimizer)
+        made: Any = (runs if self.average_decay is None else averaging(runs))(
+            self.groups(model, weight_decay), lr=self.learning_rate, **{name: known[name] for name in self.row.given},
             **self.row.as_arguments(self.settings))
-        return made
+        if self.average_decay is not None:
+            made.decay, made.averages = self.average_decay, {}
+        found: RunOptimizer = made
+        return found
+
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """Return the trained weights of `model` in groups, each with its "weight_decay" and its "lr_factor"."""
+        from powertrain.training.updates import parameter_groups
+
+        return parameter_groups(model, weight_decay, hidden_apart=self.row.parts_hidden, selection=self.selection)
 
     def as_row(self, name: str | None) -> Optimizer:
         """Return the same with its state kept another way: see `Row.in_eight_bits` and `Row.paged`."""
@@ -157,7 +178,18 @@ def optimizer_of(recipe: Recipe) -> Optimizer:
     if settings.get("nesterov") and not settings["momentum"]:
         raise WrongUse("optimizer.nesterov=true needs a momentum above 0; set optimizer.momentum=0.9",
                        keys=("optimizer.nesterov", "optimizer.momentum"), cure=("optimizer.momentum=0.9",))
-    return Optimizer(row, recipe.learning_rate, (recipe.adam_beta1, recipe.adam_beta2), recipe.adam_epsilon, settings)
+    return Optimizer(row, recipe.learning_rate, (recipe.adam_beta1, recipe.adam_beta2), recipe.adam_epsilon, settings,
+                     average_decay=recipe.ema.decay, selection=selection_of(recipe))
+
+
+def selection_of(recipe: Recipe) -> Selection:
+    """Return which weights the recipe trains, and how fast each. Raises WrongUse for weights frozen beside adapters."""
+    wanted = recipe.weights
+    if wanted.freeze and recipe.method in ("lora", "qlora"):
+        raise WrongUse(f"weights.freeze names weights that stay as they are, and method={recipe.method} leaves all of the "
+                       "model's own weights as they are; choose the linears that get adapters with lora.target_modules, or use "
+                       "method=full", keys=("weights.freeze",))
+    return Selection(tuple(wanted.freeze), dict(wanted.learning_rates), wanted.layer_decay)
 
 
 def open_values(recipe: Recipe, is_open: Callable[[str], bool]) -> dict[str, tuple[Any, str]]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from powertrain.models.adapters.attached import has_adapters
 from powertrain.records.errors import LostPeer, first_line
 from powertrain.training.ranks import GroupRanks, Ranks
 
@@ -111,10 +112,14 @@ def parts_of(model: nn.Module) -> list[FSDPModule]:
 
 @contextlib.contextmanager
 def gathered(model: nn.Module, *, keep: bool) -> Iterator[None]:
-    """Gather the trained weights one by one in all processes; inside, one that is to `keep` them has them in the model."""
+    """Gather the weights one by one in all processes; inside, one that is to `keep` them has them in the model.
+
+    Where there are adapters, these are gathered alone: nothing else is written.
+    """
     whole: dict[Tensor, nn.Parameter] = {}
+    all_of_them = not has_adapters(model)
     found = [(module, name, weight) for module in model.modules() for name, weight in module.named_parameters(recurse=False)
-             if is_divided(weight) and weight.requires_grad]
+             if is_divided(weight) and (all_of_them or weight.requires_grad)]
     for _, _, weight in found:
         if weight not in whole:              # tied weights are in two modules
             value = whole_of(weight)

@@ -11,6 +11,7 @@ any gradient counts as one with zeros: the plain update would pass over the weig
 must not leave weights out.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.decoder import decay_groups
+from powertrain.models.groups import factors_of
+from powertrain.models.selection import ALIKE, Selection
 from powertrain.records import WrongUse
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import total_norm
@@ -59,6 +62,13 @@ class RunOptimizer(torch.optim.Optimizer):
         elif not bad:
             self.step()
 
+    def follow(self, step: int) -> None:
+        """Do what follows the update of `step`, from 1, and a step without one."""
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model has the weights to evaluate and to write: here those that it has anyway."""
+        return contextlib.nullcontext()
+
     def moments(self) -> Moments:
         """Return the tensors of the state by weight, as a checkpoint holds them."""
         return {parameter: {name: value for name, value in self.state.get(parameter, {}).items() if isinstance(value, Tensor)}
@@ -84,13 +94,20 @@ def for_runs(kind: str | type[Any], part: str | None = None, around: type[RunOpt
     return kind if issubclass(kind, RunOptimizer) else type(kind.__name__, (around, kind), {"__doc__": kind.__doc__})
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, *, hidden_apart: bool = False) -> Groups:
+def parameter_groups(model: nn.Module, weight_decay: float, *, hidden_apart: bool = False,
+                     selection: Selection = ALIKE) -> Groups:
     """Return what an optimizer is given: matrices decay, norms and biases do not.
 
-    With `hidden_apart` the hidden matrices are a group of their own, and each group says by "hidden" whether it is that one.
+    The learning rate of a group is the schedule's times its "lr_factor", which `selection` gives. With `hidden_apart` the
+    hidden matrices are a group of their own, and each group says by "hidden" whether it is that one.
     """
     decaying, plain = decay_groups(model)
-    groups: Groups = [{"params": decaying, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups: Groups = [{"params": decaying, "weight_decay": weight_decay, "lr_factor": 1.0},
+                      {"params": plain, "weight_decay": 0.0, "lr_factor": 1.0}]
+    if not selection.is_plain:
+        factors = factors_of(model, selection)
+        groups = [{**group, "params": [p for p in group["params"] if factors[p] == factor], "lr_factor": factor}
+                  for group in groups for factor in sorted({*factors.values()}, reverse=True)]
     if hidden_apart:
         hidden = hidden_matrices(model)
         groups = [{**group, "params": [p for p in group["params"] if (p in hidden) is inside], "hidden": inside}
@@ -184,8 +201,9 @@ def library_optimizer(name: str) -> type[Any]:
                     if not (found := moments.get(parameter)):
                         continue
                     self.init_state(group, parameter, group_place, place)
-                    for name, value in found.items():
-                        self.state[parameter][name] = value if name == "step" else self.state[parameter][name].copy_(value)
+                    held = self.state[parameter]
+                    for name, value in found.items():        # what the library does not know is no state of its own
+                        held[name] = value if name == "step" else held[name].copy_(value) if name in held else value
 
     return Counted
 

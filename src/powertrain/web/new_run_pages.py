@@ -18,6 +18,7 @@ from powertrain.report import chart
 from powertrain.report import plan as plan_report
 from powertrain.report.chart import COMPONENT_COLOURS, Axis, Level, Rows
 from powertrain.report.page import Figure, Table
+from powertrain.report.plan_choices import choice_rows
 from powertrain.report.words import memory
 from powertrain.run.folder import missing_base
 from powertrain.web.asking import Answer, Superseded
@@ -144,6 +145,7 @@ def _described(found: Mapping[str, Any]) -> dict[str, Any]:
     estimate = TypeAdapter(Estimate | None).validate_python(found["plan"]["estimate"])
     rows = [plan_report.machine_row(facts.hardware), plan_report.data_row(facts.data), plan_report.model_row(facts.model),
             plan_report.run_row(found["recipe"], facts.data, found["total_steps"]),
+            *choice_rows(found["recipe"], facts.model),
             *plan_report.expected_rows(estimate, facts.hardware, facts.model)]
     figures = []
     room = found["memory"]["room_bytes"]

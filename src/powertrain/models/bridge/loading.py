@@ -22,6 +22,7 @@ from powertrain.models.bridge.model import BridgedModel, position_reach, quietly
 from powertrain.models.huggingface.hub import CONFIG, read_model_json, weight_files
 from powertrain.models.huggingface.providers import AUTO_CLASSES
 from powertrain.models.kernels.quantised import load_bitsandbytes, load_library
+from powertrain.models.selection import ALIKE, Selection, selected
 from powertrain.records import ModelFacts, WrongUse
 from powertrain.records.errors import first_line
 from powertrain.shapes import QUANTISED_BLOCK
@@ -71,7 +72,7 @@ def load_bridged(folder: Path, *, task: str, method: str, adapters: AdapterConfi
 def bridged_facts(folder: Path, *, task: str, method: str, adapters: AdapterConfig | None = None,
                   provider: str = "transformers", quantisation: tuple[str, bool] | None = None,
                   adapter_folder: Path | None = None, dropout: float = 0.0, trust_remote_code: bool = False,
-                  revision: str | None = None, path: str | None = None) -> ModelFacts:
+                  revision: str | None = None, path: str | None = None, selection: Selection = ALIKE) -> ModelFacts:
     """Return the facts of the model that `load_bridged` would load, counted on torch's meta device without its weights.
 
     `path` is what the facts say of where it is, by default the folder.
@@ -91,11 +92,13 @@ def bridged_facts(folder: Path, *, task: str, method: str, adapters: AdapterConf
             elif adapters is not None:
                 network = put_adapters(bare, adapters, task)
     trainable = {name: p.numel() for name, p in network.named_parameters() if p.requires_grad}
+    frozen, rates = selected(selection, trainable, dict.fromkeys(trainable, ()), layers=0)
+    trainable = {name: count for name, count in trainable.items() if name not in frozen}
     total = sum(p.numel() for p in network.parameters())
     adapted = {index for index, block in enumerate(blocks) for name in trainable if f".{block}." in f".{name}"}
     return ModelFacts(**sizes, dropout=dropout, parameters=total, trainable=sum(trainable.values()), provider=provider,
                       path=path or str(folder), method=method, adapter_parameters=total - plain,
-                      adapted_layers=tuple(sorted(adapted)) if total > plain else (),
+                      adapted_layers=tuple(sorted(adapted)) if total > plain else (), frozen=frozen, rates=rates,
                       frozen_dtype=(quantisation or NF4)[0] if method == "qlora" else "fp32")
 
 
