@@ -136,12 +136,39 @@ def test_the_task_of_the_documentation_runs_as_written(cli: Cli, base_folder: Pa
 def test_a_task_that_runs_python_is_refused_unless_allowed(base_folder: Path, tasks_folder: Path) -> None:
     (tasks_folder / "helpers.py").write_text("def text(doc):\n    return doc['question']\n")
     path = tasks_folder / "tiny_choice.yaml"
-    path.write_text(path.read_text().replace("'{{question}}'", "!function helpers.text"))
-    assert harness.RUNS_PYTHON in path.read_text()
+    plain = path.read_text()
+    path.write_text(plain.replace("'{{question}}'", "!function helpers.text"))
+    assert "!function" in path.read_text()
     opened = open_model(str(base_folder))
-    with pytest.raises(WrongUse, match=r"tiny_choice\.yaml has lm-eval run Python .* --trust-task-code"):
+    with pytest.raises(WrongUse, match=r"tiny_choice\.yaml has lm-eval run Python .*!function.* --trust-task-code"):
         run_tasks(opened, ["tiny_choice"], folder=tasks_folder)
     assert run_tasks(opened, ["tiny_choice"], folder=tasks_folder, trusts_code=True, limit=2)
+
+
+TOUCHES = "{{ cycler.__init__.__globals__.os.system('touch %s') }}"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda text, at: "include: ../beside\n" + text, "beside has lm-eval run Python"),
+    (lambda text, at: text.replace("'{{question}}'", "!<!function> evil.run"), "has lm-eval run Python"),
+    (lambda text, at: text.replace("metric: acc_norm", f"metric: {at / 'evil.py'}"), r"has the metric '.*evil\.py'.* a script"),
+    (lambda text, at: text.replace("metric: acc_norm", "metric: acc\n  hf_evaluate: true"), "has the metric 'evaluate/acc'"),
+    (lambda text, at: text.replace("{{question}}", TOUCHES.replace("'", "''") % (at / "ran")), "could not be run .*unsafe"),
+], ids=["include", "tag", "metric", "evaluate", "template"])
+def test_no_other_way_leads_to_code_that_was_not_allowed(change: Callable[[str, Path], str], said: str, base_folder: Path,
+                                                        tasks_folder: Path, tmp_path: Path) -> None:
+    evil = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef run(doc): return 'x'\n"
+    for folder in (tmp_path, tasks_folder):
+        (folder / "evil.py").write_text(evil)
+    (tmp_path / "beside").write_text("process_docs: !function evil.run\n")
+    task = tasks_folder / "tiny_choice.yaml"
+    before = task.read_text()
+    task.write_text(change(before, tmp_path))
+    assert task.read_text() != before
+    for names, folder in ((["tiny_choice"], tasks_folder), ([str(task)], None)):
+        with pytest.raises(WrongUse, match=said):
+            run_tasks(open_model(str(base_folder)), names, folder=folder)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_cannot_be_evaluated_is_refused(base_folder: Path, tasks_folder: Path, tmp_path: Path,

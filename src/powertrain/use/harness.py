@@ -1,7 +1,7 @@
 """Tasks of lm-eval, the evaluation harness, on a trained model: by name, or from files on this machine.
 
-Nothing is downloaded for a task whose data are files here. A task's file may name Python beside it (`!function`), which lm-eval
-would run: it is refused unless the user has allowed it.
+Nothing is downloaded for a task whose data are files here. A task's file that would have lm-eval run code is refused unless the
+user has allowed it: see harness_files.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean, first_line
+from powertrain.use.harness_files import SUFFIXES, refuse_code, sandboxed_templates, task_files
 from powertrain.use.opening import OpenedModel
 
 NO_HARNESS = 'evaluating on tasks needs lm-eval, which is not installed here; pip install "powertrain[lm-eval]"'
-RUNS_PYTHON = "!function"                    # the tag of a value that is a function of a Python file beside the task
-SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -53,48 +52,30 @@ def run_tasks(opened: OpenedModel, names: Sequence[str], *, folder: Path | None 
     if opened.task != "causal":
         raise WrongUse(f"lm-eval's tasks are for models that continue text, and {opened.found.path} is a {opened.task} model; "
                        "measure it with --metric")
-    files = [*_files(folder), *(Path(name) for name in names if name.endswith(SUFFIXES))]
-    if not trusts_code:
-        _refuse_python(files)
+    files = [*task_files(folder), *(Path(name) for name in names if name.endswith(SUFFIXES))]
 
+    from jinja2 import TemplateError
+    from lm_eval.api.registry import metric_registry
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     from powertrain.use.harness_model import HarnessModel
 
+    if not trusts_code:
+        refuse_code(files, metric_registry)
     model = HarnessModel(opened)
-    with contextlib.redirect_stdout(sys.stderr):         # what is printed meanwhile is progress
+    with contextlib.redirect_stdout(sys.stderr), sandboxed_templates():      # what is printed meanwhile is progress
         manager = _manager(TaskManager, names, folder)
         try:
             found = simple_evaluate(model, tasks=[*names], task_manager=manager, limit=limit, num_fewshot=shots,
                                     log_samples=False, apply_chat_template=templated)
         except WrongUse:
             raise
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:      # of a task's file or its data
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, TemplateError) as error:   # of a task's file or data
             raise WrongUse(f"the tasks {', '.join(names)} could not be run ({type(error).__name__}: {first_line(error)}); a "
                            "task whose data are not on this machine needs a network, or a file that names local "
                            "data") from error
     return [] if found is None else list(_results(found))
-
-
-def _files(folder: Path | None) -> list[Path]:
-    if folder is None:
-        return []
-    if not folder.is_dir():
-        raise WrongUse(f"--tasks-folder {folder} is no folder; name the one with the tasks' YAML files")
-    found = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
-    if not found:
-        raise WrongUse(f"--tasks-folder {folder} holds no YAML file of a task")
-    return found
-
-
-def _refuse_python(files: Sequence[Path]) -> None:
-    for path in files:
-        if not path.is_file():
-            raise WrongUse(f"there is no task file {path}")
-        if RUNS_PYTHON in path.read_text(encoding="utf-8", errors="replace"):
-            raise WrongUse(f"the task {path} has lm-eval run Python that lies beside it ({RUNS_PYTHON}); read that code, then "
-                           "allow it with --trust-task-code")
 
 
 def _manager(kind: Any, names: Sequence[str], folder: Path | None) -> Any:
