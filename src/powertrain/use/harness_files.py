@@ -36,9 +36,10 @@ def refuse_code(files: Iterable[Path], metrics: Iterable[str]) -> None:
     """Raise WrongUse where a task's file, or a file that it includes, would have lm-eval run code. `metrics`: lm-eval's own."""
     waiting, seen, known = [*files], set[Path](), set(metrics)
     while waiting:
-        if (path := waiting.pop().resolve()) in seen:
+        path = waiting.pop()
+        if path.resolve() in seen:
             continue
-        seen.add(path)
+        seen.add(path.resolve())
         spec = _read(path)
         for name in _metrics_in(spec):
             if name not in known:
