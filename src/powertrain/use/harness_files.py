@@ -54,7 +54,7 @@ def _read(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.constructor.ConstructorError as error:       # a tag that is not YAML's own, such as !function
-        raise WrongUse(f"the task {path} has lm-eval run Python that lies beside it ({first_line(error.problem or '')}); "
+        raise WrongUse(f"the task {path} has lm-eval run Python that lies beside it ({first_line(error)}); "
                        f"{CURE}") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise WrongUse(f"the task {path} cannot be read ({first_line(error)}); mend or remove the file") from error
