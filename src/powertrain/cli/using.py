@@ -264,7 +264,7 @@ def evaluate(model: Model,
              template: Annotated[bool, typer.Option("--template", help="With --tasks: write each question by the model's chat "
                                                     "template.")] = False,
              base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
-    """Measure a model's loss, the quality of its answers, or its results on tasks.
+    """Measure a model's loss, its answers, or its results on tasks.
 
     For text the result includes bits per byte. --metric asks questions and scores the answers. --tasks runs lm-eval.
     """
