@@ -88,8 +88,8 @@ def _manager(kind: Any, names: Sequence[str], folder: Path | None) -> Any:
         missing = [name for name in asked if name not in manager.all_tasks]
     if missing:
         where = "" if folder is None else f", and {folder} has none of that name"
-        raise WrongUse(f"lm-eval has no task {missing[0]!r}{where}; `lm-eval ls tasks` lists them, and a task's YAML file can be "
-                       f"named too{did_you_mean(missing[0], manager.all_tasks, likeness=0.6)}")
+        raise WrongUse(f"lm-eval has no task {missing[0]!r}{where}; `lm-eval ls tasks` lists them, and a task's YAML file can "
+                       f"be named too{did_you_mean(missing[0], manager.all_tasks, likeness=0.6)}")
     return manager
 
 
