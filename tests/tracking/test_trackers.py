@@ -20,6 +20,7 @@ import pytest
 from powertrain.recipe.schema import TRACKERS as IN_RECIPES
 from powertrain.records import WrongUse, events
 from powertrain.records.event_log import EventLog, read_all_events
+from powertrain.records.priority import LOWER
 from powertrain.run.part import Part, Record
 from powertrain.tracking import beside, table
 from powertrain.tracking.beside import Followers
@@ -194,15 +195,16 @@ def test_a_study_is_sent_as_a_kind_of_its_own(tmp_path: Path, env: dict[str, str
     assert sorted(read_back(study, "trackio", env)["kinds"]) == ["plan", "study"]
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no lower class of processes")
-def test_a_follower_beside_a_training_takes_only_what_the_training_leaves(run: Path, env: dict[str, str]) -> None:
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="this system has no priorities of processes")
+def test_a_follower_beside_a_training_lets_it_go_first(run: Path, env: dict[str, str]) -> None:
     followers = Followers(followed(run, None, SETTINGS), ["tensorboard"], env, beside=True)
     (process,) = (one.process for one in followers._all)
     assert process is not None
-    until(lambda: os.sched_getscheduler(process.pid) == os.SCHED_IDLE or _noted(run)["rows"] > 0)    # sooner than its work
-    assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
+    lowered = os.getpriority(os.PRIO_PROCESS, 0) + LOWER
+    until(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == lowered or _noted(run)["rows"] > 0)    # sooner than its work
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == lowered
     autogroup = Path(f"/proc/{process.pid}/autogroup")
-    assert not autogroup.exists() or autogroup.read_text().strip().endswith("nice 19")
+    assert not autogroup.exists() or autogroup.read_text().strip().endswith(f"nice {LOWER}")
     process.kill()
     followers.finish(WITHIN_S)
 

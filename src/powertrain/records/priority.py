@@ -17,13 +17,20 @@ def lower_thread() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWER)
 
 
-def lower_process() -> None:
-    """Let this process, and its session, run while a core has nothing else to do; else at the lowest priority."""
+def lower_process(priority: int = LOWEST) -> None:
+    """Let others go before this process and its session: at LOWER it gets a tenth beside them, at LOWEST what they leave."""
     with contextlib.suppress(OSError):
-        AUTOGROUP.write_text(str(LOWEST))
+        AUTOGROUP.write_text(str(priority))
+    if priority < LOWEST or not _runs_when_idle():
+        with contextlib.suppress(AttributeError, OSError):
+            os.nice(priority)
+
+
+def _runs_when_idle() -> bool:
+    """Give all threads of this process the class that gets what is left; return whether the system has one."""
     try:
         for thread in Path("/proc/self/task").iterdir():
             os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
     except (AttributeError, OSError):
-        with contextlib.suppress(AttributeError, OSError):
-            os.nice(LOWEST)
+        return False
+    return True

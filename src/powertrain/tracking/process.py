@@ -27,7 +27,7 @@ from powertrain.records.errors import DONE, first_line
 from powertrain.records.event_log import POLL_S, EventLog, EventReader
 from powertrain.records.json_files import read_json, write_json
 from powertrain.records.locks import got_lock
-from powertrain.records.priority import lower_process
+from powertrain.records.priority import LOWER, lower_process
 from powertrain.records.redaction import redacted
 from powertrain.tracking.curves import values_of
 from powertrain.tracking.material import EVENTS, artefacts, digest
@@ -278,7 +278,7 @@ def main(lines: TextIO) -> int:
     run = Followed(Path(asked["path"]), asked["id"], asked["kind"], asked["project"], asked["settings"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)         # of the terminal: the run's end is this process's end
     if asked.get("beside"):
-        lower_process()
+        lower_process(LOWER)                 # at the lowest, points would come minutes late beside a training on all cores
     with _alone(run.path / FOLDER, asked["tracker"]) as alone:
         follower = Follower(run, asked["tracker"], Orders(asked["asker"], lines))
         if not alone:
