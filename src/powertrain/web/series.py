@@ -6,6 +6,7 @@ continuation went back behind are left out.
 
 import contextlib
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -26,7 +27,8 @@ from powertrain.web.places import opened
 
 FIELDS = ("step", "time", "loss", "learning_rate", "grad_norm", "seconds", "tokens", "real_tokens")
 PARTS = ("data", "copy", "forward", "backward", "communication", "optimizer")
-COLUMNS = (*FIELDS, *PARTS)
+METRICS = ("rewards_accuracies", "rewards_margins", "rewards_chosen", "rewards_rejected")     # of compared answers
+COLUMNS = (*FIELDS, *PARTS, *METRICS)
 DAMAGED = "not an event"    # in the place of a line
 STEP = b'{"event": "step"'
 BLOCK_BYTES = 1 << 20        # of the log that are read at a time
@@ -283,7 +285,9 @@ def _read_singly(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, st
 
 def _row(step: Mapping[str, Any]) -> list[Any]:
     parts = step.get("parts") or {}
-    return [step.get(name, 0.0) for name in FIELDS] + [parts.get(name, 0.0) for name in PARTS]
+    metrics = step.get("metrics") or {}
+    return [*(step.get(name, 0.0) for name in FIELDS), *(parts.get(name, 0.0) for name in PARTS),
+            *(metrics.get(name, math.nan) for name in METRICS)]
 
 
 def _longer(series: Series, log: BinaryIO) -> Series:
