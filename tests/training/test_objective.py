@@ -16,7 +16,7 @@ from powertrain.data.order import pass_seed
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.losses import token_loss
 from powertrain.recipe import Recipe, resolve
-from powertrain.records import IGNORE, Batch, Facts, NotApplied, WrongUse
+from powertrain.records import IGNORE, Batch, Facts, NotApplied, Proposal, Refusal, WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
@@ -210,8 +210,10 @@ def test_a_recording_is_refused_with_noise(gpu_facts: Callable[..., Facts]) -> N
     facts = gpu_facts()
     workload = Workload(14, 12, 14, device="cuda")
     noisy = Recipe.model_validate({"objective": {"name": "next_token", "embedding_noise": 5}})
-    assert CudaGraph.propose(PlannedRun.of(facts, noisy, workload)).possible is None
-    assert CudaGraph.propose(PlannedRun.of(facts, Recipe(), workload)).possible is not None
+    refused, plain = (CudaGraph.propose(PlannedRun.of(facts, recipe, workload)) for recipe in (noisy, Recipe()))
+    assert isinstance(refused, Refusal)
+    assert refused.possible is None
+    assert isinstance(plain, Proposal) or plain.possible is not None
 
 
 # ------------------------------------------------------------------------------------------------ in a recipe
