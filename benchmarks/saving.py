@@ -29,7 +29,7 @@ from powertrain.records.event_log import read_events
 from powertrain.records.events import Event, Saved, Step, Uploaded
 from powertrain.records.evidence import Study
 
-SAVES, BETWEEN_S = 6, 100.0             # an upload beside a training that uses all cores takes most of a minute
+SAVES, BETWEEN_S = 5, 100.0             # an upload beside a training that uses all cores takes most of a minute
 ASKED_S = 100.0                              # between two saves, for the shares of the time
 FIRST = 3                                    # steps, which warm up
 LEAST = 3                                    # quiet steps of an interval that counts
