@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 from adapted_models import make_base, with_adapter
 from powertrain.models import decoder
@@ -280,3 +281,22 @@ def test_a_compiled_block_of_the_other_kind_drops_what_it_drops_uncompiled() -> 
         torch.manual_seed(1)
         found.append(gradients(model, run))
     assert max(distance(*found).values()) < 1e-5
+
+
+@pytest.mark.skipif(not torch._inductor.cpp_builder.get_cpp_compiler(), reason="no C++ compiler")
+def test_compiled_code_adds_a_product_in_place() -> None:
+    """The operator is CUDA's alone; here a CPU has it too, so that the code around it can be looked at."""
+    def add(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        y.addmm_(a, b)
+
+    def adapted(x: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = x @ weight
+        torch.ops.powertrain.add_product_(y, a, b)
+        return y
+
+    given = [torch.randn(*sizes) for sizes in ((8, 6), (6, 10), (8, 2), (2, 10))]
+    with torch.library._scoped_library("powertrain", "IMPL") as library:
+        library.impl("add_product_", add, "CPU")
+        found, (code,) = run_and_get_code(torch.compile(adapted), *given)
+    torch.testing.assert_close(found, torch.addmm(given[0] @ given[1], *given[2:]))
+    assert (code.count("add_product_.default("), code.count("= empty_strided_cpu(")) == (1, 1)

@@ -19,9 +19,7 @@ from powertrain.records import WrongUse
 from powertrain.records.checkpoints import FILES, checkpoints_in, newest_checkpoint
 from powertrain.records.event_log import read_events
 from powertrain.records.events import Evaluated, Memory, Step
-from powertrain.run.part import new_run
 from powertrain.run.prepare import prepare
-from powertrain.run.session import run
 from powertrain.training.averages import Averaging
 from powertrain.training.optimizers import ROWS, Optimizer
 from powertrain.training.updates import RunOptimizer
@@ -120,17 +118,6 @@ def test_before_the_first_step_nothing_is_averaged() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ runs
-
-
-@pytest.fixture
-def train(text: Path, cache: Path, tmp_path: Path) -> Train:
-    def start(name: str, *words: str) -> Path:
-        resolved = resolve(None, [f"data={text}", *SMALL, *words, f"output_dir={tmp_path / name}"])
-        with new_run(prepare(resolved, cache, lambda said: None), lambda event: None, lambda *_: "") as part:
-            run(part)
-        return tmp_path / name
-
-    return start
 
 
 def model_in(path: Path) -> Decoder:

@@ -22,9 +22,7 @@ from powertrain.records import WrongUse
 from powertrain.records.checkpoints import FILES, newest_checkpoint
 from powertrain.records.event_log import read_events
 from powertrain.records.events import Memory
-from powertrain.run.part import new_run
 from powertrain.run.prepare import build_setup, prepare
-from powertrain.run.session import run
 from powertrain.training.optimizers import ROWS, Optimizer, selection_of
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -113,17 +111,6 @@ def test_a_slower_weight_is_updated_as_with_a_smaller_learning_rate(row: Any, fl
 
 
 # ------------------------------------------------------------------------------------------------ runs
-
-
-@pytest.fixture
-def train(text: Path, cache: Path, tmp_path: Path) -> Train:
-    def start(name: str, *words: str) -> Path:
-        resolved = resolve(None, [f"data={text}", *SMALL, *words, f"output_dir={tmp_path / name}"])
-        with new_run(prepare(resolved, cache, lambda said: None), lambda event: None, lambda *_: "") as part:
-            run(part)
-        return tmp_path / name
-
-    return start
 
 
 def weights_of(path: Path) -> dict[str, torch.Tensor]:

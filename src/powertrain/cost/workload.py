@@ -171,8 +171,8 @@ def attention_of(hardware: Hardware) -> tuple[str, ...]:
 def library_workspace_bytes(hardware: Hardware) -> int:
     """Return the workspaces of cuBLAS, which torch takes from its own allocator for each thread that multiplies.
 
-    There are two: the host's, and autograd's for the backward pass. On an H100 the default recipe's step took 33.9 MiB more
-    than was predicted with one (docs/gpu.md).
+    There are two: the host's, and autograd's for the backward pass. On an H100 the default recipe's step took 33 MiB more than
+    was predicted with one (docs/gpu.md).
     """
     if hardware.device != "cuda":
         return 0

@@ -1,7 +1,7 @@
 """Cross-entropy of rows as one Triton kernel: it reads logits twice and writes their gradient over them.
 
-torch takes ten passes over fp32 copies. Arithmetic is fp32 whatever the logits' type, and the gradient is rounded once, as in
-losses.plain_rows, which defines the result. One program has one row.
+torch's operators go eight times over them, mostly in fp32. Here arithmetic is fp32 whatever the logits' type, and the gradient
+is rounded once, as in losses.plain_rows, which defines the result. One program has one row.
 """
 
 from __future__ import annotations
