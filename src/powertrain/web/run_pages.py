@@ -5,10 +5,13 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
+from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,7 +22,8 @@ from powertrain.records.checkpoints import checkpoints_in
 from powertrain.records.events import End, RunWarning, Sample, Uploaded, UploadFailed
 from powertrain.records.json_files import read_json
 from powertrain.records.timeline import last_of
-from powertrain.report.page import Block, Table
+from powertrain.report.formats import html_blocks
+from powertrain.report.page import Block, Figure, Table
 from powertrain.report.plan import claim
 from powertrain.report.result import printable
 from powertrain.report.run_figures import memory_by_component
@@ -30,6 +34,7 @@ from powertrain.web.curves import SMOOTHED, View, X, asked_place, charts, values
 from powertrain.web.series import Series
 from powertrain.web.site import Diagnosed, fields, show_report, shown, site_of
 
+MOST_DRAWN = 8               # views of one run that are kept as they were drawn
 MOST_SAMPLES = 4
 MOST_LINES = 300             # of the log that the page shows at first
 MOST_WARNINGS = 8
@@ -49,7 +54,7 @@ def show(request: Request) -> Response:
     page = shown(
         request, "run.html", title=name, name=name, state=state, series=series, view=view, views=_choices(view),
         moves=view.moved(float(xs[0]), float(xs[-1])) if len(xs) else {}, numbers=live.numbers(series, folder, state),
-        charts=charts(series, view), memory=_memory(series, folder),
+        charts=_drawn(series, view), memory=_memory(series, folder),
         failure=printable(ended.message) if ended and ended.reason == "failed" else "",
         warnings=[printable(one.sentence) for one in series.others if isinstance(one, RunWarning)][-MOST_WARNINGS:],
         samples=[(one.step, printable(one.text)) for one in series.others if isinstance(one, Sample)][-MOST_SAMPLES:][::-1],
@@ -79,6 +84,29 @@ def _choices(view: View) -> list[tuple[str, list[tuple[str, str, bool]]]]:
     return [("Across", [(words, view.query(x=x, low=None, high=None), x == view.x) for x, words in X.items()]),
             ("Scale", [("linear", view.query(log=False), not view.log), ("logarithmic", view.query(log=True), view.log)]),
             ("Smoothing", [(name, view.query(smooth=name), name == view.smooth) for name in SMOOTHED])]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A curve as it stands in the page."""
+
+    key: str                                 # of the view that shows it large; "" where there is none
+    title: str
+    html: Markup
+
+
+_drawn_before: WeakKeyDictionary[Series, dict[View, list[Drawn]]] = WeakKeyDictionary()      # a run that has not gone on
+
+
+def _drawn(series: Series, view: View) -> list[Drawn]:
+    """Return the curves, drawn once for what the run has written until now."""
+    views = _drawn_before.setdefault(series, {})
+    if view not in views:
+        if len(views) >= MOST_DRAWN:
+            views.clear()
+        views[view] = [Drawn(*((chart.key, chart.title) if isinstance(chart, Figure) else ("", "")), html_blocks([chart]))
+                       for chart in charts(series, view)]
+    return views[view]
 
 
 def _memory(series: Series, folder: RunFolder) -> list[Block]:

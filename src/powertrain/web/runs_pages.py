@@ -28,7 +28,7 @@ from powertrain.web.series import Listed, Series
 from powertrain.web.site import Site, shown, site_of
 
 ROWS = 100                   # of a page of the list
-INDEXED_S = 0.5              # that one request reads runs which are new to the index
+INDEXED_S = 0.8              # that one request reads runs which are new to the index
 STATES = ("running", "finished", "stopped", "failed", "killed")
 MOST_COMPARED = 8
 UNKNOWN = "-"
