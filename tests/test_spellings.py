@@ -11,6 +11,7 @@ from powertrain.recipe import Resolved, flat, resolve
 from powertrain.recipe.spellings import fine_tunes, translate
 from powertrain.records import WrongUse
 from powertrain.records.origins import Origin
+from powertrain.training.objectives import objective_of
 
 
 def written(path: Path, text: str) -> str:
@@ -37,6 +38,23 @@ def check(tmp_path: Path, text: str, expected: dict[str, object]) -> None:
     assert {key: value_of(resolved, key) for key in expected} == expected
     for line in text.splitlines():
         assert any(line.split(":")[0] in note for note in resolved.notes), line
+
+
+@pytest.mark.parametrize(("text", "objective"), [
+    ("strategy: dpo", {"name": "dpo"}), ("rl: dpo\nrl_beta: 0.2", {"name": "dpo", "beta": 0.2}),
+    ("rl: ipo", {"name": "dpo", "loss_type": "ipo"}), ("rl: orpo\norpo_alpha: 0.3", {"name": "orpo", "beta": 0.3}),
+    ("rl: kto\nkto_desirable_weight: 0.8", {"name": "kto", "desirable_weight": 0.8}),
+    ("rl: simpo\nrl_beta: 2.0\nsimpo_gamma: 1.2", {"name": "simpo", "beta": 2.0, "simpo_gamma": 1.2}),
+    ("rl: dpo\ndpo_loss_type: [hinge]", {"name": "dpo", "loss_type": "hinge"}),
+    ("stage: dpo\npref_beta: 0.3\npref_ftx: 0.5", {"name": "dpo", "beta": 0.3, "rpo_alpha": 0.5}),
+    ("stage: dpo\npref_loss: ipo", {"name": "dpo", "loss_type": "ipo"}), ("stage: dpo\npref_loss: orpo", {"name": "orpo"}),
+    ("stage: kto\nkto_rejected_weight: 1.5", {"name": "kto", "undesirable_weight": 1.5}),
+    ("stage: sft\npref_loss: sigmoid", {"name": "next_token"}), ("rl: dpo\nreference_free: false", {"name": "dpo"}),
+])
+def test_objectives_over_pairs_go_by_other_trainers_names(text: str, objective: dict[str, object], tmp_path: Path) -> None:
+    recipe = tuned(tmp_path, text).recipe
+    assert recipe.objective.model_dump() == objective
+    objective_of(recipe)
 
 
 @pytest.mark.parametrize("key", ["model_name_or_path", "model_id", "base_model", "model_name", "model", "lora.model_id"])
@@ -195,8 +213,9 @@ def test_how_a_run_ends_and_how_fast_weights_learn_is_named_as_elsewhere(text: s
     ("finetuning_type: full\nquantization_bit: 4", "4-bit weights cannot be trained in full"), ("load_in_8bit: true", "qlora"),
     ("per_device_train_batch_size: auto\ngradient_accumulation_steps: 4", "leaves the batch open"),
     ("batch_size: auto", "leaves the batch open"),
-    ("adapter: qlora\nload_in_4bit: false", "contradict"), ("strategy: dpo", "preferences"), ("strategy: rlhf", "preferences"),
-    ("stage: ppo", "preferences"), ("rl: dpo", "preferences"), ("modules_to_save: [lm_head]", "weights.freeze"),
+    ("adapter: qlora\nload_in_4bit: false", "contradict"), ("strategy: rlhf", "stored pairs"), ("rl: grpo", "stored pairs"),
+    ("stage: ppo", "stored pairs"), ("stage: dpo\npref_loss: kto_pair", "use sigmoid"),
+    ("modules_to_save: [lm_head]", "weights.freeze"),
     ("train_on_inputs: true\ncompletion_only_loss: true", "data.train_on"), ("use_galore: true", "leave it out"),
     ("unfrozen_parameters: [lm_head]", "weights.freeze"),
     ("lr_groups: [{name: a, modules: [b], lr: 1}]", "weights.learning_rates"),

@@ -40,7 +40,7 @@ def test_every_reader_and_conversion_is_used() -> None:
     assert {*READERS, *of_audits} == {row.audit for row in rows() if row.audit.endswith("()")}
     assert not {*READERS} & of_audits
     assert {*CONVERSIONS, *values()} - of_audits == {row.here for row in rows() if row.fate == "converted"} | {
-        row.key for row in rows() if row.here in ("method", "grouping") and row.fate == "together"}
+        row.key for row in rows() if row.here in ("method", "grouping", "objective") and row.fate == "together"}
     assert set(GROUPS) == {row.here for row in rows() if row.fate == "together"}
     assert all("*" in table for table in values().values()), "every value has a row"
 

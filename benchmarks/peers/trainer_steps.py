@@ -29,9 +29,10 @@ def step_by_step(trainer: Trainer) -> None:
     steps, plain = Steps(), trainer.training_step
 
     def counted(model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        mask, tokens, labels = inputs.get("attention_mask"), inputs["input_ids"], inputs["labels"]
+        mask, tokens = inputs.get("attention_mask"), inputs["input_ids"]
+        learned = inputs["completion_mask"] == 1 if "completion_mask" in inputs else inputs["labels"] != -100
         real = tokens.numel() if mask is None else int(mask.sum())
-        steps.count(trained=int((labels[..., 1:] != -100).sum()), real=real, padding=tokens.numel() - real)
+        steps.count(trained=int(learned[..., 1:].sum()), real=real, padding=tokens.numel() - real)
         return plain(model, inputs, *rest, **named)
 
     trainer.training_step = counted  # type: ignore[method-assign]

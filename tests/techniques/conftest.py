@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from kinds_of_runs import LORA, Case, in_passes_of_4, lora_by_hand, make_ragged, ragged_facts
+from kinds_of_runs import LORA, Case, compared_facts, in_passes_of_4, lora_by_hand, make_compared, make_ragged, ragged_facts
 
 from powertrain.recipe import Recipe
 from powertrain.records import Facts
@@ -38,6 +38,7 @@ def cases(facts: Facts, make_setup: Callable[..., Setup]) -> Mapping[str, Case]:
         Case("lora in bf16", replace(lora, hardware=bf16), partial(make_ragged, LORA, precision=torch.bfloat16)),
         Case("qlora", quantised, partial(make_ragged, LORA, four_bit=True), make_without=partial(make_ragged, LORA)),
         Case("padded", lora, padded, unpacked),
+        Case("pairs", compared_facts(facts), make_compared, Recipe.model_validate({"objective": {"name": "dpo"}})),
         Case("by hand", lora, lora_by_hand, Recipe.model_validate({"techniques": {"fused_blocks": "on"}})))
     return {case.name: case for case in found}
 

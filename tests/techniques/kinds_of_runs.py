@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from powertrain.data.example import Example, collate_padded
+from powertrain.data.example import Compared, Example, collate_padded
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.targets import AdapterConfig
@@ -21,6 +22,7 @@ from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Facts
 from powertrain.techniques.fused_blocks import ByHand
 from powertrain.training.optimizers import plain_adamw
+from powertrain.training.preferences import Dpo
 from powertrain.training.setup import Precision, Setup, plain_setup
 
 MakeSetup = Callable[..., Setup]
@@ -83,6 +85,30 @@ def ragged_facts(facts: Facts, adapters: AdapterConfig | None, **model: object) 
 
 def in_passes_of_4(adapters: AdapterConfig, **model: object) -> Setup:
     return replace(make_ragged(adapters, **model), micro_batch=4)  # type: ignore[arg-type]
+
+
+def make_compared(adapters: AdapterConfig = LORA) -> Setup:
+    """A setup of DPO over pairs that begin with the same prompts; the reference's scores come with them."""
+    draw = np.random.default_rng(9)
+    plain = make_ragged(adapters)
+
+    def document(prompt: np.ndarray[Any, Any]) -> Example:
+        ids = np.concatenate([prompt, draw.integers(0, SIZES["vocabulary"], int(draw.integers(2, 5)))])
+        return Example(ids[:-1], np.where(np.arange(1, len(ids)) < len(prompt), IGNORE, ids[1:]))
+
+    def pair() -> Compared:
+        prompt = draw.integers(0, SIZES["vocabulary"], int(draw.integers(2, 6)))
+        first, second = document(prompt), document(prompt)
+        return Compared(np.concatenate([first.inputs, second.inputs]), np.concatenate([first.targets, second.targets]),
+                        documents=(first, second), shared=len(prompt) - 1, reference=(-9.0, -8.5))
+
+    return replace(plain, examples=[pair() for _ in range(2 * BATCH)], objective=Dpo().for_model(plain.model))
+
+
+def compared_facts(facts: Facts) -> Facts:
+    """The facts of `make_compared`."""
+    ragged = ragged_facts(facts, LORA)
+    return replace(ragged, data=replace(ragged.data, kind="preference", shared_share=0.3), has_reference=True)
 
 
 def run_by_hand(setup: Setup) -> Setup:

@@ -1,13 +1,10 @@
-"""Objectives: settings of next-token prediction against plain formulas, and preference pairs through the real loop."""
+"""Objectives: settings of next-token prediction against plain formulas."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,20 +14,17 @@ from torch import Tensor, nn
 from powertrain.data.example import Example, collate, collate_padded
 from powertrain.data.order import pass_seed
 from powertrain.models.decoder import Decoder
-from powertrain.models.kernels.losses import Loss, token_loss
-from powertrain.models.model import Model
+from powertrain.models.kernels.losses import token_loss
 from powertrain.recipe import Recipe, resolve
-from powertrain.recipe.tables import Setting
 from powertrain.records import IGNORE, Batch, Facts, NotApplied, Proposal, Refusal, WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.cuda_graph import CudaGraph
 from powertrain.techniques.micro_batch import MicroBatch
-from powertrain.techniques.packing import Packing
 from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, StepResult, evaluate, new_state, train
-from powertrain.training.objective import Kernels, Objective, Sums
+from powertrain.training.objective import Objective
 from powertrain.training.objectives import NEXT_TOKEN, NextToken, embedding_noise, objective_of
 from powertrain.training.replayed_passes import lay_out, shape_of, static_sums
 from powertrain.training.schedule import Schedule
@@ -247,144 +241,12 @@ def test_spans_have_no_classes_to_smooth_over(facts: Facts) -> None:
     assert BOTH.why_not(facts.model) is None is NextToken(z_loss=1e-4).why_not(span)
 
 
-# ------------------------------------------------------------------------------------------------ preference pairs
-
-
-@dataclass(frozen=True, eq=False)
-class Pair(Example):
-    """A prompt's chosen and rejected answer. Its `inputs` are both documents', so that packing counts their tokens."""
-
-    chosen: Example | None = None
-    rejected: Example | None = None
-
-
-def pair(chosen: Example, rejected: Example) -> Pair:
-    return Pair(np.concatenate([chosen.inputs, rejected.inputs]), np.concatenate([chosen.targets, rejected.targets]),
-                chosen=chosen, rejected=rejected)
-
-
-@dataclass(frozen=True)
-class Preference(Objective):
-    """Direct preference optimisation: Rafailov et al. 2023, arXiv:2305.18290, equation 7. The reference is frozen."""
-
-    beta: float = 0.1
-    reference: Model | None = None
-
-    name = "preference"
-    settings: ClassVar[dict[str, Setting]] = {"beta": Setting(0.1, 0)}
+class OfItsOwn(NextToken):
     uses_loss = False
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("accuracy", "margin")
 
-    def for_model(self, model: Model) -> Objective:
-        return replace(self, reference=copy.deepcopy(model).requires_grad_(False).eval())
-
-    def documents(self, example: Example) -> Sequence[Example]:
-        assert isinstance(example, Pair)
-        assert example.chosen is not None
-        assert example.rejected is not None
-        return example.chosen, example.rejected
-
-    def units(self, batch: Batch) -> int:
-        return len(batch.lengths) // 2
-
-    def sums(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
-        assert self.reference is not None
-        with torch.no_grad():
-            reference = document_scores(self.reference, batch, kernels)
-        chosen, rejected = (document_scores(model, batch, kernels) - reference).view(-1, 2).unbind(1)
-        margin = self.beta * (chosen - rejected)
-        return {"loss": -nn.functional.logsigmoid(margin).sum(), "accuracy": (margin > 0).float().sum().detach(),
-                "margin": margin.sum().detach()}
-
-
-def document_scores(model: Model, batch: Batch, kernels: Kernels) -> Tensor:
-    """(documents,) the log-probability of each document's targets."""
-    logits = model.logits(model.hidden(batch, **kernels)).float()
-    rows = -nn.functional.cross_entropy(logits, batch.targets, ignore_index=IGNORE, reduction="none")
-    return torch.stack([part.sum() for part in rows.split(batch.lengths)])
-
-
-@pytest.fixture
-def make_pairs(make_setup: MakeSetup) -> MakeSetup:
-    """A run of 7 pairs a step over documents of 3 to 11 tokens, some targets of which train nothing."""
-
-    def make(**changes: Any) -> Setup:
-        plain, draw = make_setup(), np.random.default_rng(5)
-
-        def document() -> Example:
-            tokens = draw.integers(0, 50, int(draw.integers(3, 12)))
-            return Example(tokens, np.where(np.arange(len(tokens)) < 2, IGNORE, (tokens * 7 + 1) % 50))
-
-        pairs = [pair(document(), document()) for _ in range(21)]
-        return replace(plain, examples=pairs, train_batch_size=7, micro_batch=7,
-                       objective=Preference().for_model(plain.model), **changes)
-
-    return make
-
-
-def test_preference_pairs_train_through_the_loop(make_pairs: MakeSetup) -> None:
-    setup = make_pairs()
-    batch = setup.prepare(0)[0]
-    assert len(batch.lengths) == 14
-    before = [weight.clone() for weight in setup.objective.reference.parameters()]
-    (first, *_, last) = list(train(setup, new_state(setup, 0.0), Schedule("constant", 1e-2, 30), 1.0))
-    assert float(first.loss) == pytest.approx(np.log(2), rel=1e-5)      # policy and reference agree at the start
-    assert float(first.metrics["accuracy"]) == 0
-    assert last.loss < 0.5 * first.loss
-    assert float(last.metrics["accuracy"]) == 1
-    assert float(last.metrics["margin"]) > 0.5
-    assert first.trained_tokens == batch.trained_tokens
-    assert all(torch.equal(one, two) for one, two in zip(setup.objective.reference.parameters(), before, strict=True))
-
-
-def test_its_loss_is_the_papers_over_pairs_one_by_one(make_pairs: MakeSetup) -> None:
-    setup = make_pairs()
-    go_on(setup, new_state(setup, 0.0), 3)
-    batch = setup.batch_of(setup.examples[:7])
-    losses = []
-    for one in setup.examples[:7]:
-        scores = {}
-        for name, model in (("policy", setup.model), ("reference", setup.objective.reference)):
-            for side, document in zip(("chosen", "rejected"), setup.objective.documents(one), strict=True):
-                logits = model(collate([document])).log_softmax(-1)
-                kept = document.targets != IGNORE
-                scores[name, side] = logits[np.arange(len(kept))[kept], document.targets[kept]].sum()
-        margin = 0.1 * ((scores["policy", "chosen"] - scores["reference", "chosen"])
-                        - (scores["policy", "rejected"] - scores["reference", "rejected"]))
-        losses.append(-torch.log(torch.sigmoid(margin)))
-    torch.testing.assert_close(setup.batch_loss(batch), torch.stack(losses).sum(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("change", [lambda setup: replace(setup, micro_batch=2), Packing(30).apply],
-                         ids=["micro-batches", "packing"])
-def test_every_split_of_the_pairs_gives_the_same_update(make_pairs: MakeSetup, change: Callable[[Setup], Setup]) -> None:
-    whole, split = make_pairs(), change(make_pairs())
-    assert len(split.prepare(0)) > 2
-    expected, found = (go_on(setup, new_state(setup, 0.0), 3) for setup in (whole, split))
-    torch.testing.assert_close(torch.stack([s.loss for s in found]), torch.stack([s.loss for s in expected]), rtol=1e-4, atol=0)
-
-
-def test_preference_runs_resume_bit_for_bit_and_evaluate(make_pairs: MakeSetup, tmp_path: Path) -> None:
-    whole = make_pairs()
-    state = new_state(whole, 0.0)
-    go_on(whole, state, 2)
-    saved = save_checkpoint(tmp_path, state)
-    expected = [float(step.loss) for step in go_on(whole, state, 5)]
-    other = make_pairs()
-    resumed = new_state(other, 0.0)
-    load_checkpoint(saved, resumed)
-    assert [float(step.loss) for step in go_on(other, resumed, 5)] == expected
-    found = evaluate(whole, whole.examples, tokens_per_byte=None)
-    assert found.tokens == 21
-    assert found.loss < np.log(2)
-
-
-def test_a_technique_for_the_loss_says_when_an_objective_does_not_use_it(make_pairs: MakeSetup) -> None:
-    setup = ChunkedCrossEntropy(4).apply(make_pairs())
-    with pytest.raises(NotApplied, match="preference"):
+def test_a_technique_for_the_loss_says_when_an_objective_does_not_use_it(make_setup: MakeSetup) -> None:
+    setup = ChunkedCrossEntropy(4).apply(replace(make_setup(), objective=OfItsOwn()))
+    with pytest.raises(NotApplied, match="next_token"):
         ChunkedCrossEntropy(4).confirm(setup)
     assert token_loss is not setup.loss
-    assert dataclasses.is_dataclass(setup.objective)

@@ -22,6 +22,9 @@ BUILDERS = ("json", "csv", "parquet", "text", "arrow")           # load_dataset'
 NAMES_FILE = "dataset_info.json"
 # LLaMA-Factory's names for the columns of its alpaca format -> a recipe's
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "messages": "conversations"}
+# and of its pairs and rated answers
+COMPARED = {"prompt": "prompt", "messages": "prompt", "response": "completion", "system": "system", "chosen": "chosen",
+            "rejected": "rejected", "kto_tag": "label"}
 FORMATS = {"chat_template": "messages", "chat_template.default": "messages", "pretrain": "text"}         # Axolotl's names
 # how Axolotl names the fields of a conversation
 OF_MESSAGES = ("data.field_messages", "data.message_field_role", "data.message_field_content", "data.message_property_mappings")
@@ -175,10 +178,11 @@ def _entry_source(subject: Subject, entry: dict[str, Any]) -> str:
 
 
 def _entry_format(entry: dict[str, Any]) -> dict[str, Any]:
-    named = entry.get("columns")
-    columns = {COLUMNS[key]: theirs for key, theirs in (named.items() if isinstance(named, dict) else ())
-               if key in COLUMNS and COLUMNS[key] != theirs}
-    name = "sharegpt" if entry.get("formatting", "alpaca") == "sharegpt" else "alpaca"
+    named = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
+    compared = "preference" if entry.get("ranking") is True else "rating" if "kto_tag" in named else ""
+    ours = COMPARED if compared else COLUMNS
+    columns = {ours[key]: theirs for key, theirs in named.items() if key in ours and ours[key] != theirs}
+    name = compared or ("sharegpt" if entry.get("formatting", "alpaca") == "sharegpt" else "alpaca")
     return {"data.format": name} | ({"data.columns": columns} if columns else {})
 
 

@@ -15,7 +15,7 @@ from powertrain.audit.configs import shown
 from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, data_of
 from powertrain.audit.subject import METHODS, Setting, Subject
 from powertrain.recipe import Recipe
-from powertrain.recipe.conversions import NotSupported, is_count
+from powertrain.recipe.conversions import GROUPS, NotSupported, is_count
 from powertrain.recipe.resolve import put
 from powertrain.recipe.spellings import OFF, is_ours, translate_row
 from powertrain.recipe.vocabulary import Row, by_audit_name, find
@@ -27,6 +27,7 @@ Aside = str | tuple[dict[str, Any], str] | None
 BATCH = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
 MASKS = ("training.assistant_only_loss", "training.completion_only_loss")
 LAUNCHERS = ("deepspeed", "accelerate", "fsdp")
+LEARNED = ("stage", "rl", "pref_loss")       # keys of trainers that say what is learned
 METHODS_HERE = ("scratch", "full", "lora", "qlora")
 # the keys that decide what is trained, in the order in which a recipe lists them
 SEMANTIC = ("training.per_device_train_batch_size", "training.num_train_epochs", "training.max_steps", "training.learning_rate",
@@ -48,7 +49,7 @@ def convert(subject: Subject) -> Conversion:
                        "training script or config that uses this file")
     tunes = is_fine_tuning(subject)
     data, missing = data_of(subject)
-    accounts = [*_model(subject, tunes), *_method(subject, tunes), *data, *_batch(subject)]
+    accounts = [*_model(subject, tunes), *_method(subject, tunes), *_objective(subject, tunes), *data, *_batch(subject)]
     done = {account.key for account in accounts} | set(BATCH)
     accounts += [_one(subject, key, setting, tunes) for key, setting in subject.settings.items() if key not in done]
     accounts += _defaults(subject, tunes, accounts)
@@ -106,6 +107,22 @@ def _method(subject: Subject, tunes: bool) -> list[Accounted]:
             f"{subject.framework}'s default; not in the file"
         accounts.append(Accounted("training.method", None, "default", why, {"method": method}))
     return accounts
+
+
+def _objective(subject: Subject, tunes: bool) -> list[Accounted]:
+    """Return what is learned, by the keys that say it together."""
+    names = {_name(key): setting for key, setting in subject.settings.items()
+             if _name(key) in LEARNED and setting.value is not None}
+    said = {name: setting.value for name, setting in sorted(names.items(), reverse=True)}      # stage before pref_loss
+    if not said:
+        return []
+    try:
+        ours, why = GROUPS["objective"](said, tunes)
+    except WrongUse as error:
+        why = error.why if isinstance(error, NotSupported) else str(error)
+        return [Accounted(f"training.{name}", setting, "not supported", why) for name, setting in names.items()]
+    return [Accounted(f"training.{name}", setting, "translated" if ours else "no effect", "" if ours else why, ours)
+            for name, setting in names.items()]
 
 
 def _batch(subject: Subject) -> list[Accounted]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from powertrain.data.examples.store import ExampleStore
     from powertrain.recipe import Recipe
 
+SEVERAL = {"encoder": " reads", "decoder": " writes", "chosen": "", "rejected": ""}      # of an example in several parts
 TRAINED_STYLE = "bold green"
 
 
@@ -147,7 +148,7 @@ def _print_pieces(pieces: Sequence[Piece]) -> None:
     several = len({piece.reader for piece in pieces}) > 1
     for reader, text in marked(pieces):
         if several:
-            out.print(f"--- {reader} reads" if reader == "encoder" else f"--- {reader} writes")
+            out.print(f"--- {reader}{SEVERAL[reader]}")
         if out.is_terminal:
             own = [piece for piece in pieces if piece.reader == reader]
             out.print(Text.assemble(*((printable(piece.text), TRAINED_STYLE if piece.trained else "") for piece in own)),

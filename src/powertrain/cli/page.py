@@ -85,7 +85,7 @@ def _site(more: Sequence[Path]) -> Site:
     cache = cache_folder() / "page"
     environment = dict(os.environ)
     return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)),
-                Index(cache / "index.sqlite"), Asking(places.root, environment), Talks(places.root, environment),
+                Index(cache / "index-2.sqlite"), Asking(places.root, environment), Talks(places.root, environment),
                 MOST_UPLOAD_BYTES, bool(get_token()), assets=read_assets())
 
 

@@ -297,7 +297,8 @@ def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
     if not math.isfinite(found.loss):
         raise RunFailed(f"the loss is {found.loss}: the model has weights that are not finite, or too large ones; use an "
                         "earlier checkpoint, or train with on_nan=skip")
-    output.tell({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
+    output.tell({"event": "evaluation", "gzip_bits_per_byte": gzip_bits,
+                 "perplexity": None if found.metrics else perplexity(found.loss), "metrics": dict(found.metrics),
                  **{name: getattr(found, name) for name in ("loss", "tokens", "bits_per_byte", "seconds")}},
                 [("Held-out" if data is None else "Data", quality(found, gzip_bits))], as_json=as_json)
 

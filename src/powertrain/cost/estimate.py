@@ -25,7 +25,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.cost.pipeline import bubble
 from powertrain.cost.sharing import Sharing, sharing_of
 from powertrain.cost.weights import as_decoder, as_held, checkpoint_bytes, lowest_layer, tensor_part
-from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
+from powertrain.cost.work import Work, forward_flops, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT
@@ -168,6 +168,10 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
     work = step_work(model, slots, workload.dtype, checkpoint_every=workload.checkpoint_every,
                      checkpoint_keeps_attention=keeps_attention, head_share=reaching, optimizer=workload.optimizer)
     needed = training_flops(model, real, workload.head_share, passes=len(slots))
+    if workload.reference_in_step:           # another forward pass, without a gradient
+        work, needed = (dataclasses.replace(work, flops=work.flops + forward_flops(model, [n for part in slots for n in part],
+                                                                                   reaching)),
+                        needed + forward_flops(model, real, workload.head_share))
     again = recompute_flops(model, sum(map(sum, slots)), workload.saved, workload.saved_blocks)
     work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed),
                                recompute_flops=work.recompute_flops + again,
@@ -183,6 +187,9 @@ def _real_lengths(workload: Workload) -> list[int]:
     """Return the tokens of each example of a step: all of one length, or spread as their quantiles say."""
     if not workload.lengths:
         return [workload.block] * workload.examples
+    if workload.answers > 1:                 # the documents of an example, of about one length
+        each = dataclasses.replace(workload, answers=1)
+        return [max(1, round(length / workload.answers)) for length in _real_lengths(each) for _ in range(workload.answers)]
     drawn = lengths_at(workload.lengths, (np.arange(workload.examples) + 0.5) / workload.examples)
     return [max(1, round(length)) for length in workload.tokens / drawn.sum() * drawn]
 

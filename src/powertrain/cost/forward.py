@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from powertrain.cost import operators as ops
 from powertrain.cost import weights
-from powertrain.cost.kernels import KERNELS, Shape
+from powertrain.cost.kernels import Shape, attend
 from powertrain.cost.replay import COPIES, Block, Gradients, Leaf, Saved, Tape, Value
 from powertrain.cost.weights import Adapter, Linear
 from powertrain.cost.workload import Workload
@@ -239,7 +239,7 @@ class Part:
         if tables is not None:
             q, k = (ops.rotate(tape, value, tables, heads, model.head_width)
                     for value, heads in ((q, model.heads), (k, model.kv_heads)))
-        mixed = KERNELS[self.facts.workload.attention_kernel](tape, q, k, v, shape)
+        mixed = attend(tape, q, k, v, shape, self.facts.workload)
         return ops.dropout(tape, self.project(parts["attention_out"], mixed), model.dropout)
 
     def _transform(self, parts: dict[str, Linear], x: Value) -> Value:

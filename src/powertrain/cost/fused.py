@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from powertrain.cost.forward import Part, Tables
-from powertrain.cost.kernels import KERNELS, Shape
+from powertrain.cost.kernels import Shape, attend
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Value
 from powertrain.cost.weights import Linear, is_scaled, linears
 from powertrain.shapes import FP32
@@ -100,7 +100,7 @@ class FusedPart(Part):
         heads, entered = self._enter(tables)
         inside = [Value(heads, self.rows * count * model.head_width, self.item, Leaf(WORKSPACE) if records else None)
                   for count in (model.heads, model.kv_heads, model.kv_heads)]
-        mixed = KERNELS[self.facts.workload.attention_kernel](tape, inside[0], inside[1], inside[2], shape)
+        mixed = attend(tape, inside[0], inside[1], inside[2], shape, self.facts.workload)
         assert mixed.block is not None
         out, left = self._leave()
         if not records:

@@ -11,6 +11,7 @@ from functools import partial
 
 from powertrain.cost.operators import batched, convert, copied, dropout, join, operator, unary, view
 from powertrain.cost.replay import Block, Tape, Value
+from powertrain.cost.workload import Workload
 from powertrain.shapes import FP32, Chunk, Tile, gpu_attention, plan_chunks
 
 KEYS_AT_ONCE = 512                           # of torch's flash attention on a CPU, and by the length: the rows at once
@@ -298,3 +299,15 @@ def ragged_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> 
 KERNELS: dict[str, Callable[[Tape, Value, Value, Value, Shape], Value]] = {
     "math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention,
     "varlen": varlen_attention}
+
+
+def attend(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, workload: Workload) -> Value:
+    """Run the workload's kernel on a pass; where prompts stand once in it, on copies in which they stand before each answer."""
+    kernel = KERNELS[workload.attention_kernel]
+    if workload.spread == 1:
+        return kernel(tape, q, k, v, shape)
+    wide = replace(shape, lengths=tuple(round(length * workload.spread) for length in shape.lengths))
+    q, k, v = (operator(tape, (x,), wide.tokens * heads * shape.head_width, x.item, saves=())
+               for x, heads in ((q, shape.heads), (k, shape.kv_heads), (v, shape.kv_heads)))
+    mixed = kernel(tape, q, k, v, wide)
+    return operator(tape, (mixed,), shape.tokens * shape.heads * shape.head_width, mixed.item)

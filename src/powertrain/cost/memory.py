@@ -27,6 +27,7 @@ from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT, FP32
 
+REFERENCE = "reference"                      # a copy of the trained weights as they were at the beginning
 TENSORS = 3                                  # of a batch: tokens, targets, positions
 CUDA_ROUNDING = 512                          # bytes: what torch's CUDA allocator hands out is a multiple of it
 MOST_AT_ONCE = 2                             # times the stages: more passes of a pipeline change nothing
@@ -86,6 +87,7 @@ def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
     divided = {"weights": parts_bytes(model, workload.shards),
                "optimizer": divided_state_bytes(model, workload.optimizer, workload.shards)} if workload.shards > 1 else {}
     return {"weights": FP32 * model.trainable + weights.frozen_bytes(model) + left_bytes,
+            REFERENCE: FP32 * model.trainable if workload.reference_in_step else 0,
             "gradients": FP32 * model.trainable if workload.flat_parameters else 0,
             "optimizer": weights.state_bytes(model, workload.optimizer),
             "batch": TENSORS * INDEX_BYTES * sum(map(sum, workload.passes)),

@@ -68,6 +68,9 @@ class Workload:
     loss_chunk_rows: int | None = None       # None = all logits at once
     loss_in_place: bool = False              # such a loss's gradient takes the place of the logits
     loss_has_terms: bool = False             # label smoothing or z-loss is added to cross-entropy
+    reference_in_step: bool = False          # a frozen reference's forward pass, by a copy of the trained weights
+    answers: int = 1                         # documents of an example: of a pair two
+    spread: float = 1.0                      # tokens that attention sees over those of the pass: prompts may stand there once
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
     kernel: str = ""                         # of attention, by its name in kernels/attention.py; "" = see attention_kernel
     compiled: bool = False

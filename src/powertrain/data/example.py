@@ -36,6 +36,19 @@ class Example:
         return len(self.inputs) + (0 if self.source is None else len(self.source))
 
 
+@dataclass(frozen=True, eq=False)
+class Compared(Example):
+    """A pair of answers, or a rated answer: what objectives that compare answers learn from.
+
+    The `inputs` and `targets` of a pair are those of both documents, so that packing counts all their tokens.
+    """
+
+    documents: tuple[Example, ...] = ()      # of a pair: chosen, rejected; of a rating: it, and its prompt with another answer
+    shared: int = 0                          # inputs that both documents of a pair begin with, before any answer
+    desirable: bool = True                   # of a rating
+    reference: tuple[float, float] | None = None         # the reference's log-probability of each document's targets
+
+
 class StoredExamples(Sequence[Example]):
     """Examples read from memory-mapped tokens when they are asked for."""
 

@@ -129,7 +129,7 @@ def pass_seconds(setup: Setup) -> float | None:
     The time is assumed to be linear in the slots: the line through both passes meets zero slots at the fixed time.
     """
     batch = [setup.examples[i] for i in range(min(setup.train_batch_size, len(setup.examples)))]
-    found = sorted((setup.collate(batch[:count]) for count in {max(1, setup.micro_batch), 2 * setup.micro_batch}
+    found = sorted((setup.batch_of(batch[:count]) for count in {max(1, setup.micro_batch), 2 * setup.micro_batch}
                     if count <= len(batch)), key=lambda one: sum(one.lengths))
     if len(found) < 2 or sum(found[0].lengths) == sum(found[1].lengths):
         return None

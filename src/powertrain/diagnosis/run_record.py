@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from powertrain.recipe import Recipe
-from powertrain.recipe.schema import METHOD_DEFAULTS
+from powertrain.recipe.schema import COMPARING, COMPARING_RATES, METHOD_DEFAULTS
 from powertrain.records import WrongUse
 from powertrain.records.event_log import counted, read_all_events
 from powertrain.records.events import End, Step
@@ -133,6 +133,9 @@ def read_run(folder: Path, now: float | None = None) -> RunRecord:
                      time.time() if now is None else now)
 
 
-def usual_rate(method: str) -> float:
-    """Return the method's default learning rate."""
+def usual_rate(recipe: Recipe) -> float:
+    """Return the default learning rate of the recipe's method, and of an objective that compares answers."""
+    method = recipe.method
+    if recipe.objective.name in COMPARING and method in COMPARING_RATES:
+        return COMPARING_RATES[method]
     return float(METHOD_DEFAULTS[method].get("learning_rate", Recipe.model_fields["learning_rate"].default))

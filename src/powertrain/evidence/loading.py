@@ -15,10 +15,11 @@ from powertrain.facts.measure import seconds_of
 from powertrain.models.model import Model
 from powertrain.records import Plan
 from powertrain.run.prepare import Prepared
+from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.setup import MicroBatches, Setup, plain_setup
 
-ABOUT_DATA = frozenset({"collate", "arrange", "micro_batch", "loader"})      # of Setup: what makes batches, and no model
+ABOUT_DATA = frozenset({"collate", "arrange", "micro_batch", "loader", "objective"})     # of Setup: what makes batches
 WINDOW_S = 0.25              # of making batches
 LEAST_BATCHES = 4
 ENDLESS = 1 << 30            # optimizer steps
@@ -30,7 +31,7 @@ def data_side(prepared: Prepared, plan: Plan) -> Setup:
     model.register_parameter("nothing", nn.Parameter(torch.zeros(0)))
     setup = plain_setup(model.to(prepared.facts.hardware.device), prepared.material.training, prepared.material.collate,
                         train_batch_size=recipe.train_batch_size, seed=recipe.seed,
-                        optimizer=plain_adamw(recipe.learning_rate, (0.9, 0.999), 1e-8))
+                        optimizer=plain_adamw(recipe.learning_rate, (0.9, 0.999), 1e-8), objective=objective_of(recipe))
     for step in plan.steps:
         if step.technique.touches and step.technique.touches <= ABOUT_DATA:
             setup = step.technique.apply(setup)

@@ -36,5 +36,12 @@ def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
         block=block, stride=block, examples=len(lengths), train_batch_size=train_batch_size,
         length_quantiles=length_quantiles(lengths),
         kind=store.kind, max_length=int(lengths.max()), trained_share=float(store.training.trained.sum() / lengths.sum()),
-        cut_examples=store.counts.get("cut", 0),
+        cut_examples=store.counts.get("cut", 0), shared_share=_shared_share(store),
     )
+
+
+def _shared_share(store: ExampleStore) -> float:
+    """Return the share of the tokens of an epoch's pairs that are prompts standing there a second time; 0 of other examples."""
+    if store.kind != "preference":
+        return 0.0
+    return float(store.column("answer")[store.training_indices, 1].sum() / store.training.lengths.sum())

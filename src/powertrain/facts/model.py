@@ -132,6 +132,6 @@ def facts_from_json(data: Mapping[str, Any]) -> Facts:
                   "shapes": {name: tuple(shape) for name, shape in (model.get("shapes") or {}).items()}}
         return Facts(hardware_from_json(data["hardware"]), Software(**data["software"]), ModelFacts(**model),
                      DataFacts(**data["data"]), OptimizerFacts(**data.get("optimizer", {})),         # older runs have AdamW
-                     data.get("loss_has_terms", False))
+                     data.get("loss_has_terms", False), data.get("has_reference", False))
     except (KeyError, TypeError) as error:
         raise UnknownFact(f"the facts are those of another version of powertrain ({error})") from None

@@ -170,6 +170,15 @@ def _plugins(value: Any) -> Answer:
     return {}, "the plan chooses the kernels; `powertrain plan` lists them with their reasons"
 
 
+def _loss_type(value: Any) -> Answer:
+    """Return DPO's loss. Axolotl's list of several would be a sum of them."""
+    names = value if isinstance(value, list) else [value]
+    if len(names) != 1:
+        raise NotSupported("dpo_loss_type", value, "one loss is minimised; write objective.loss_type, and objective.rpo_alpha "
+                           "for the weight of a loss named sft")
+    return {"objective.loss_type": names[0]}, ""
+
+
 def _model(value: Any) -> Answer:
     return {"model.path" if isinstance(value, str) else "model": value}, ""
 
@@ -189,7 +198,8 @@ CONVERSIONS: Mapping[str, Conversion] = {        # besides those of the table of
     "eval_epochs": _in_epochs("eval_steps"), "save_epochs": _in_epochs("save_steps"), "eval_steps": _steps("eval_steps"),
     "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "warmup": _warmup,
     "schedule_options": _schedule_options, "betas": _betas, "model": _model, "targets": _targets, "source": _source,
-    "loraplus": _loraplus, "held_out": _held_out, "template": _template, "roles": _roles, "plugins": _plugins,
+    "loraplus": _loraplus, "held_out": _held_out, "loss_type": _loss_type, "template": _template, "roles": _roles,
+    "plugins": _plugins,
     "trackers": _trackers,
 }
 
@@ -262,9 +272,21 @@ def _method(said: Said, tunes: bool) -> Answer:
     if len(set(four_bits.values())) > 1 or ("qlora" in wanted and False in four_bits.values()):
         raise WrongUse(f"{shown(said)}: these contradict each other about 4 bits; write method: lora or qlora",
                        keys=tuple(said))
+    objective = {key: value for found in meanings.values() for key, value in found.items() if key.startswith("objective.")}
     if any(four_bits.values()) or "qlora" in wanted:
-        return _written(said, {"method": "qlora"})
-    return _written(said, {"method": wanted.pop()} if wanted else {})
+        return _written(said, {"method": "qlora", **objective})
+    return _written(said, {**({"method": wanted.pop()} if wanted else {}), **objective})
+
+
+def _objective(said: Said, tunes: bool) -> Answer:
+    """Return what is learned: by Axolotl's rl, or by LLaMA-Factory's stage, of which pref_loss names the loss of pairs."""
+    named = {key: by_value(key, key, value)[0] for key, value in said.items() if key != "pref_loss"}
+    ours = {key: value for found in named.values() for key, value in found.items()}
+    if "pref_loss" in said and ours.get("objective.name") == "dpo":
+        ours |= by_value("pref_loss", "pref_loss", said["pref_loss"])[0]
+    if ours:
+        return _written(said, ours)
+    return {}, f"{shown(said)} has no effect here: the data decide what is learned"
 
 
 def _masking(said: Said, tunes: bool) -> Answer:
@@ -324,7 +346,8 @@ def _switched_trackers(said: Said, tunes: bool) -> Answer:
 
 
 GROUPS: Mapping[str, Callable[[Said, bool], Answer]] = {
-    "batch": _batch, "method": _method, "length": _length, "masking": _masking, "packing": _packing, "grouping": _grouping,
+    "batch": _batch, "method": _method, "objective": _objective, "length": _length, "masking": _masking,
+    "packing": _packing, "grouping": _grouping,
     "evaluation": _interval("eval_steps", "evals_per_epoch"), "saving": _interval("save_steps", "saves_per_epoch"),
     "trackers": _switched_trackers,
 }

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from powertrain.recipe import spellings
 from powertrain.recipe.plain_yaml import Yaml
-from powertrain.recipe.schema import METHOD_DEFAULTS, SECTIONS, Recipe, known_keys
+from powertrain.recipe.schema import COMPARING, COMPARING_RATES, METHOD_DEFAULTS, SECTIONS, Recipe, known_keys
 from powertrain.records import WrongUse, origins
 from powertrain.records.errors import did_you_mean
 from powertrain.records.origins import Origin
@@ -164,7 +164,11 @@ def resolve_words(words: Sequence[str]) -> Resolved:
 def _method_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults that depend on the method, which is lora if only a pretrained model is named."""
     method = values.get("method", "scratch" if values.get("model.path") is None else "lora")
-    return {"method": method, **METHOD_DEFAULTS.get(str(method), {})} if method != "scratch" else {}
+    if method == "scratch":
+        return {}
+    compares = values.get("objective.name") in COMPARING and str(method) in COMPARING_RATES
+    rate = {"learning_rate": COMPARING_RATES[str(method)]} if compares else {}
+    return {"method": method, **METHOD_DEFAULTS.get(str(method), {}), **rate}
 
 
 def _names(key: str, given: Mapping[str, Any]) -> bool:

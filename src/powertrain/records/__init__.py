@@ -203,6 +203,7 @@ class DataFacts:
     max_length: int = 0                      # tokens of the longest example; 0 = block
     trained_share: float = 1.0               # of the tokens: those that are targets
     cut_examples: int = 0                    # that were longer than the recipe's max_length
+    shared_share: float = 0.0                # of the tokens of pairs of answers: prompts that stand there a second time
 
     @property
     def of_one_length(self) -> bool:
@@ -244,6 +245,7 @@ class Facts:
     data: DataFacts
     optimizer: OptimizerFacts = ADAMW
     loss_has_terms: bool = False             # the objective adds label smoothing or z-loss to cross-entropy
+    has_reference: bool = False              # the objective compares the model with a frozen reference
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -275,6 +277,38 @@ class Layout(Movable):
 
 
 @dataclass(frozen=True)
+class SharedPrompts(Movable):
+    """How attention sees a batch in which the prompt of each pair stands once, before its chosen answer.
+
+    E tokens are what the two whole documents of each pair have: `spread` lays the batch's T tokens out as these, with the
+    prompt twice, and `kept` says where each token of the batch is found among them.
+    """
+
+    spread: Tensor                           # (E,) int64, places in the batch
+    kept: Tensor                             # (T,) int64, places among the E tokens
+    lengths: tuple[int, ...]                 # of the whole documents
+
+
+@dataclass(frozen=True)
+class Comparison(Movable):
+    """What objectives that compare answers know of a batch besides its tokens. N targets, D documents, without padding."""
+
+    examples: int                            # pairs, or rated answers
+    document: Tensor                         # (N,) int64: the document of each target, in order
+    is_answer: Tensor                        # (N,) bool: the target belongs to an answer, not to a prompt
+    answer_tokens: Tensor                    # (D,) fp32: targets of each document's answer
+    nll_weight: float                        # the step's examples over its chosen targets: turns their sum into their mean
+    reference: Tensor | None = None          # (D,) fp32: the reference's log-probability of each document's answer
+    desirable: Tensor | None = None          # (D,) bool, of rated answers
+    good_weight: float = 0.0                 # the step's rated answers over the desirable ones among them; 0: there are none
+    bad_weight: float = 0.0                  # and over the others
+    others: Batch | None = None              # prompts with answers of other prompts, to estimate a KL divergence by
+    others_reference: Tensor | None = None   # (D,) fp32, of `others`
+    kl: Tensor | None = None                 # () fp32: that estimate, over the whole step
+    shared: SharedPrompts | None = None      # where the prompt of a pair is computed once
+
+
+@dataclass(frozen=True)
 class Batch(Movable):
     """One forward pass: documents laid end to end. T = the sum of `lengths`.
 
@@ -293,6 +327,7 @@ class Batch(Movable):
     segments: Tensor | None = None           # (T,) int64: 0 in a pair's first text, 1 in its second (BERT)
     layout: Layout | None = None             # where passes are replayed, and this one has the shape for it
     place: int = 0                           # among the passes of its step, of all processes
+    comparison: Comparison | None = None     # of answers, where the objective compares them
 
     @property
     def real_tokens(self) -> int:

@@ -108,15 +108,16 @@ class Step(Event):
 
 
 class Evaluated(Event):
-    """The loss on held-out text."""
+    """The loss on held-out text, or of held-out pairs."""
 
     kind = "evaluation"
-    loss: float                              # nats a token
-    tokens: int
+    loss: float                              # nats a token; of objectives that compare answers, a pair
+    tokens: int                              # or pairs
     seconds: float = 0.0
     bits_per_byte: float | None = None       # None where the text's bytes are not known
     final: bool = False                      # over all of the text
     weights_step: int | None = None          # after which the model had its weights; None: after `step`
+    metrics: Mapping[str, float] = field(default_factory=dict)   # of objectives that compare answers: rewards, accuracies
 
 
 class Sample(Event):

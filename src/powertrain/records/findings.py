@@ -174,14 +174,14 @@ class Audit:
 
 @dataclass(frozen=True)
 class Problem:
-    kind: str                                # "bad", "untrained", "cut", "dropped", "boundary", "rewritten"
+    kind: str                                # "bad", "tie", "untrained", "cut", "dropped", "boundary", "rewritten"
     origin: str
     reason: str
 
 
 @dataclass(frozen=True)
 class Piece:
-    reader: str                              # "model", "encoder" or "decoder"
+    reader: str                              # "model", "encoder" or "decoder"; of a pair "chosen" or "rejected"
     text: str
     trained: bool                            # these tokens are targets; of a span: they are the answer
 

@@ -68,6 +68,14 @@ class Building(Phase):
     parameters: int
 
 
+class ScoringReference(Phase):
+    """The frozen reference scores the answers of all examples, once for these examples and this model."""
+
+    about = "reference"
+    says = "scoring {examples:,} examples with the reference (once, then cached)"
+    examples: int
+
+
 class Compiling(Phase):
     """Code is compiled, or comes from the cache: as the plan is applied, or in the first step."""
 

@@ -15,7 +15,7 @@ from powertrain.records.readings import GpuReading, Readings
 from powertrain.records.timeline import last_of
 from powertrain.report import curve
 from powertrain.report.result import Live, printable, progress_rows, result_rows, sample_rows
-from powertrain.report.words import count, duration, memory
+from powertrain.report.words import ACCURACY, count, duration, memory
 
 MOST_WARNINGS = 3
 MOST_POINTS = 20_000         # of a curve; of more steps, every second or third is drawn
@@ -136,6 +136,11 @@ def _curves(events: Sequence[Event], width: int, height: int, *, plain: bool) ->
                   "cyan": tuple((float(step.step), step.loss) for step in steps), "yellow": held_out}),
               ("tokens/s", {"green": tuple((float(step.step), step.real_tokens / (step.seconds or 1e-9)) for step in steps)}),
               ("learning rate", {"magenta": tuple((float(step.step), step.learning_rate) for step in steps)})]
+    if any(ACCURACY in step.metrics for step in steps):
+        panels[1:1] = [("accuracy, held out in yellow", {
+            "cyan": tuple((float(step.step), step.metrics.get(ACCURACY, 0.0)) for step in steps),
+            "yellow": tuple((float(event.step), event.metrics.get(ACCURACY, 0.0)) for event in events
+                            if isinstance(event, Evaluated))})]
     panels = panels[:1 + (width >= WIDE) + (width >= WIDEST)]
     each = (width + 3) // len(panels) - 3
     for beside in zip(*(curve.draw(*panel, each, height, plain=plain) for panel in panels), strict=True):

@@ -8,7 +8,7 @@ from powertrain.records import several, timeline
 from powertrain.records.events import Adapters, End, Evaluated, Event, Memory, Sample, Start, Step
 from powertrain.records.timeline import last_of
 from powertrain.report.plan import Row
-from powertrain.report.words import count, digits, duration, flops, labelled, memory, perplexity
+from powertrain.report.words import ACCURACY, answers_said, count, digits, duration, flops, labelled, memory, perplexity
 
 BUSY = 0.75                  # load of the machine, of the minute before, from which something else was at work
 FULLER = 1.1                 # times the memory of the watched step: the fullest step's is named beside it
@@ -38,6 +38,13 @@ class Live:
         return sum(step.loss for step in self.steps[-10:]) / len(self.steps[-10:])
 
     @property
+    def recent_metrics(self) -> Mapping[str, float]:
+        """Return the means of the objective's metrics over the last steps."""
+        recent = self.steps[-10:]
+        return {name: sum(step.metrics.get(name, 0.0) for step in recent) / len(recent) for name in recent[-1].metrics} \
+            if recent else {}
+
+    @property
     def tokens_per_s(self) -> float:
         return sum(step.real_tokens for step in self.steps) / (sum(step.seconds for step in self.steps) or 1e-9)
 
@@ -54,7 +61,9 @@ class Live:
     def line(self) -> str:
         if not self.steps:
             return "first step ..."
-        parts = [f"step {self.steps[-1].step:,}/{self.start.total_steps:,}", f"loss {self.recent_loss:.3f}",
+        metrics = self.recent_metrics
+        accuracy = [f"accuracy {metrics[ACCURACY]:.0%}"] if ACCURACY in metrics else []
+        parts = [f"step {self.steps[-1].step:,}/{self.start.total_steps:,}", f"loss {self.recent_loss:.3f}", *accuracy,
                  f"{count(self.tokens_per_s)} tokens/s"]
         if self.peak_share is not None:
             parts.append(f"{self.peak_share:.0%} of the peak")
@@ -81,6 +90,8 @@ def said(event: Event) -> str | None:
         return f"going on after step {event.step:,}"
     if isinstance(event, Evaluated):
         bits = f", {event.bits_per_byte:.3f} bits per byte" if event.bits_per_byte is not None else ""
+        if found := answers_said(event.metrics):
+            return f"step {event.step:,}: held-out loss {event.loss:.4f} ({event.tokens:,} answers or pairs, {found})"
         return f"step {event.step:,}: held-out loss {event.loss:.4f}{bits} ({event.tokens:,} tokens)"
     if isinstance(event, kinds.MirrorReady):
         return f"mirror {event.address}: can be written, read and cleared ({duration(event.seconds)})"
@@ -119,6 +130,9 @@ def progress_rows(events: Sequence[Event], gzip_bits_per_byte: float | None = No
     start, end, rows = last_of(Start, events) or Start(), last_of(End, events), list[Row]()
     if steps := [event for event in events if isinstance(event, Step)]:
         rows += _speed_rows(steps, start) + _process_rows(steps, start)
+        live = Live(lambda: 0, start, steps=steps)
+        if found := answers_said(live.recent_metrics):
+            rows.append(("Answers", f"last steps: {found}"))
     if evaluation := last_of(Evaluated, events):
         rows.append(("Held-out", quality(evaluation, gzip_bits_per_byte)))
     rows += [(title, told.sentence) for title, kind in (("Early end", kinds.StoppedEarly), ("Best", kinds.BestModel))
@@ -140,6 +154,8 @@ def sample_rows(events: Sequence[Event]) -> list[Row]:
 
 def quality(evaluation: Evaluated, gzip_bits_per_byte: float | None) -> str:
     """Return the loss on held-out text, as perplexity and bits per byte too, beside gzip's bits per byte."""
+    if found := answers_said(evaluation.metrics):
+        return f"loss {evaluation.loss:.4f} on {count(evaluation.tokens)} pairs or answers, {found}"
     text = (f"loss {evaluation.loss:.4f} nats a token (perplexity {digits(perplexity(evaluation.loss))}) on "
             f"{count(evaluation.tokens)} tokens")
     if evaluation.bits_per_byte is not None:

@@ -18,7 +18,8 @@ CURED = 1.02                                 # times as fast: a smaller gain is 
 
 # kind of problem -> what is wrong with these rows
 FINDINGS = {
-    "bad": "bad rows, left out", "untrained": "rows without a trained token, left out", "dropped": "rows too long, left out",
+    "bad": "bad rows, left out", "tie": "pairs whose two answers are equal, left out",
+    "untrained": "rows without a trained token, left out", "dropped": "rows too long, left out",
     "cut": "rows too long, cut", "rewritten": "conversations with turns that are not trained",
     "boundary": "prompts whose tokens change when their answer follows", "duplicate": "rows that repeat an earlier one",
     "shared": "prompts that are in training and in validation"}

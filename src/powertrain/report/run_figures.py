@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from powertrain.records import several, timeline
-from powertrain.records.events import End, Evaluated, Event, Memory, ModelSaved, Resume, RunWarning, Sample, Saved
+from powertrain.records.events import End, Evaluated, Event, Memory, ModelSaved, Resume, RunWarning, Sample, Saved, Step
 from powertrain.records.timeline import NOT_SPLIT, OTHER, History, is_finite, spread, steady_speeds
 from powertrain.report import chart
 from powertrain.report.chart import COMPONENT_COLOURS, Axis, Moments, Plot, Point, Row, Rows, Segment, Series, stacked
 from powertrain.report.page import Cell, Figure, Missing, Table
-from powertrain.report.words import count, duration, flops, memory
+from powertrain.report.words import ACCURACY, count, duration, flops, memory
 
 SMOOTHED_SHARE = 1 / 40      # of the steps: over so many the faint line is smoothed
 LEAST_SMOOTHED = 5
@@ -41,25 +41,32 @@ def loss(history: History) -> Figure | Missing:
     held_out = [(tokens_at.get(one.after_step, 0), one.at_s, one.event.loss) for one in evaluations]
     wall_s = history.wall_s
     unit, scale = ("hours", 3600.0) if wall_s > 3 * 3600 else ("minutes", 60.0) if wall_s > 180 else ("seconds", 1.0)
-    plots = tuple(_loss_plot(title, axis, xs, raw, mean, evaluated, over) for title, axis, xs, evaluated in (
+    loss_unit = unit_of_loss(steps)
+    plots = tuple(_loss_plot(title, axis, xs, raw, mean, evaluated, over, loss_unit) for title, axis, xs, evaluated in (
         ("Over trained tokens", "trained tokens", tokens, [(at, value) for at, _, value in held_out]),
         ("Over time", f"time since the first step began, {unit}", [end / scale for end in history.ends_s],
          [(at / scale, value) for _, at, value in held_out])))
-    table = Table(("step", "trained tokens", "time (s)", "training loss (nats/token)", "smoothed"),
+    table = Table(("step", "trained tokens", "time (s)", f"training loss ({loss_unit})", "smoothed"),
                   tuple((step.step, seen, round(end, 4), value, average) for step, seen, end, value, average
                         in zip(steps, tokens, history.ends_s, raw, mean, strict=True)), "training loss")
-    evaluated = Table(("step", "trained tokens", "time (s)", "held-out loss (nats/token)", "held-out tokens", "bits per byte"),
+    evaluated = Table(("step", "trained tokens", "time (s)", f"held-out loss ({loss_unit})", "held-out tokens or pairs",
+                       "bits per byte"),
                       tuple((one.after_step, seen, round(at, 4), value, one.event.tokens, one.event.bits_per_byte)
                             for one, (seen, at, value) in zip(evaluations, held_out, strict=True)), "held-out loss")
     return Figure(
         "loss", _loss_title(mean, held_out, tokens[-1]), plots,
-        f"Faint line: the loss of each step, in nats per trained token. Line: the mean of {over} neighbouring steps. Points: "
+        f"Faint line: the loss of each step, in {loss_unit}. Line: the mean of {over} neighbouring steps. Points: "
         "the loss on held-out text, which is never trained on"
         + (". The last point covers all held-out text, the earlier points cover max_eval_samples of it"
            if len(held_out) > 1 and evaluations[-1].event.final else "")
         + (f". The last point is that of the weights of step {best:,}"
            if evaluations and (best := evaluations[-1].event.weights_step) is not None else "")
         + ". Time includes evaluations and checkpoints.", (table, evaluated) if held_out else (table,), beside=True)
+
+
+def unit_of_loss(steps: Sequence[Step]) -> str:
+    """Return what the loss of a run is given in."""
+    return "nats a pair or answer" if ACCURACY in steps[0].metrics else "nats a token"
 
 
 def _loss_title(mean: list[float | None], held_out: list[tuple[int, float, float]], tokens: int) -> str:
@@ -73,12 +80,12 @@ def _loss_title(mean: list[float | None], held_out: list[tuple[int, float, float
 
 
 def _loss_plot(title: str, axis: str, xs: Sequence[float], raw: list[float], mean: list[float | None],
-               evaluated: Sequence[tuple[float, float]], over: int) -> Plot:
+               evaluated: Sequence[tuple[float, float]], over: int, unit: str) -> Plot:
     marks = (Series("each step", tuple(zip(xs, raw, strict=True)), "blue", "faint"),
              Series(f"mean of {over} steps", tuple(zip(xs, mean, strict=True)), "blue"),
              *((Series("held out", tuple(evaluated), "red", "circle"),) if evaluated else ()),
              *_gaps(xs, raw))
-    return Plot(Axis(axis, low=0.0), Axis("loss, nats a token"), marks, title)
+    return Plot(Axis(axis, low=0.0), Axis(f"loss, {unit}"), marks, title)
 
 
 def _gaps(xs: Sequence[float], raw: list[float]) -> tuple[Moments, ...]:

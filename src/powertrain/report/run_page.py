@@ -11,11 +11,11 @@ from powertrain.records.findings import Finding
 from powertrain.records.origins import Stored, asked_lines
 from powertrain.records.plan import is_guess
 from powertrain.records.timeline import OTHER, History, is_finite, quantile, spread, steady, steady_speeds
-from powertrain.report import run_figures
+from powertrain.report import answer_figures, run_figures
 from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts
 from powertrain.report.plan import claim
 from powertrain.report.result import BUSY
-from powertrain.report.words import count, duration, flops, interval, memory, with_settings
+from powertrain.report.words import ACCURACY, count, duration, flops, interval, memory, with_settings
 
 MOST_SAMPLES = 6
 SYMPTOMS = "What the events say"
@@ -51,6 +51,7 @@ def page(files: RunFiles) -> Page:
     sections = (
         *_symptoms(files),
         Section("Loss", (run_figures.loss(history), run_figures.signals(history, limit))),
+        *(Section("Compared answers", (figure,)) for figure in [answer_figures.rewards(history)] if figure is not None),
         Section("Where the time went", (run_figures.breakdown(history),)),
         *(Section("Processes", (figure,)) for figure in [run_figures.shared_steps(history)] if figure is not None),
         Section("Speed", (run_figures.throughput(history), run_figures.prediction(history, estimate),
@@ -87,8 +88,12 @@ def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
 def _numbers(history: History, device: str) -> Iterator[Number]:
     if evaluated := history.last(Evaluated):
         bits = f"; {evaluated.bits_per_byte:.3f} bits per byte" if evaluated.bits_per_byte is not None else ""
-        yield Number(f"{evaluated.loss:.4f}", "held-out loss, nats a token",
-                     f"{count(evaluated.tokens)} tokens; one run, one seed{bits}")
+        if ACCURACY in evaluated.metrics:
+            yield Number(f"{evaluated.metrics[ACCURACY]:.1%}", "of held-out answers judged right",
+                         f"{count(evaluated.tokens)} pairs or answers, loss {evaluated.loss:.4f}; one run, one seed")
+        else:
+            yield Number(f"{evaluated.loss:.4f}", "held-out loss, nats a token",
+                         f"{count(evaluated.tokens)} tokens; one run, one seed{bits}")
     elif history.steps:
         yield Number(f"{history.steps[-1].loss:.4f}", "training loss of the last step", "no held-out text was evaluated")
     if found := steady_speeds(history):

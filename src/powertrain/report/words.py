@@ -8,6 +8,7 @@ from powertrain.records.sizes import digits as digits
 from powertrain.records.sizes import memory as memory
 
 LARGEST_LOSS = 700.0         # nats: e to the power of more is more than a float holds
+ACCURACY = "rewards_accuracies"              # a metric of objectives that compare answers
 
 
 def perplexity(loss: float) -> float:
@@ -87,3 +88,11 @@ def pins_in_words(pins: Mapping[str, Any]) -> str:
     """Return pins as 'micro_batch (examples=4), threads off'."""
     return ", ".join(f"{name} off" if pin == "off" else with_settings(name, pin if isinstance(pin, Mapping) else {})
                      for name, pin in pins.items())
+
+
+def answers_said(metrics: Mapping[str, float]) -> str:
+    """Return what the metrics of compared answers say, or "" where a loss compares none."""
+    if ACCURACY not in metrics:
+        return ""
+    return (f"right in {metrics[ACCURACY]:.1%} of them, margin {metrics['rewards_margins']:.3f} (rewards "
+            f"{metrics['rewards_chosen']:.3f} and {metrics['rewards_rejected']:.3f})")

@@ -30,6 +30,7 @@ from powertrain.recipe.schema import OWN_TOKENIZERS
 from powertrain.records import Batch, DataFacts, ModelFacts, Software, WrongUse
 from powertrain.records.phases import ReadingModel, Tell
 from powertrain.run.folder import NEWEST, newest_run
+from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import selection_of
 
 if TYPE_CHECKING:
@@ -198,12 +199,12 @@ def prepare_shard(recipe: Recipe, shard: Shard, cache: Path, tell: Tell) -> Path
         return shard_text(recipe.data, shard, seed=recipe.seed, cache=cache)
     base = find_base(recipe, read_software())
     return shard_examples(_with_length(recipe, base), shard, tokenizer_folder=_tokenizer_folder(recipe, base), cache=cache,
-                          task=base.choice.task, tell=tell)
+                          task=base.choice.task, learns=objective_of(recipe).rows, tell=tell)
 
 
 def _examples(recipe: Recipe, base: Base, cache: Path, tell: Tell) -> ExampleStore:
     return open_examples(_with_length(recipe, base), tokenizer_folder=_tokenizer_folder(recipe, base), cache=cache,
-                         seed=recipe.seed, task=base.choice.task,
+                         seed=recipe.seed, task=base.choice.task, learns=objective_of(recipe).rows,
                          decoder_start=decoder_start(base.folder) if base.choice.task == "seq2seq" else None, tell=tell)
 
 

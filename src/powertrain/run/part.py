@@ -228,7 +228,7 @@ class Part:
         self.taken += 1
         if self.taken != WATCHED or (device.type != "cuda" and self.prepared.total_steps < WATCHED_RUN):
             return contextlib.nullcontext()
-        return step_ledger(device, self.setup.model, self.state.optimizer)
+        return step_ledger(device, self.setup.model, self.state.optimizer, self.setup.objective.held)
 
     def emit_memory(self, ledger: MemoryLedger) -> None:
         """Write what the watched step, the last one, allocated."""
@@ -255,7 +255,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         # all use the plan of the first process that could not compile something
         plan, failed = next((other for other in ranks.each(built) if other[1]), built)
         prepared = replace(prepared, plan=plan)
-        setup = build_setup(prepared).shared_by(ranks)
+        setup = build_setup(prepared, record.show).shared_by(ranks)
         prepared, setup = _with_length(prepared, setup, record)
         if ranks.is_writer:
             run_folder.write_beginning(folder, to_plain(prepared.facts), planner.to_json(prepared.plan), prepared.resolved)
@@ -294,7 +294,7 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
     with _in_folder(ranks, lambda: folder), ranks.watched(folder.path) as ranks, listen() as interrupt:
         record = Record(EventLog(folder.events), listener, ranks)
         _show_beginning(prepared, record)
-        setup = build_setup(prepared).shared_by(ranks)
+        setup = build_setup(prepared, record.show).shared_by(ranks)
         state = replace(new_state(setup, prepared.recipe.weight_decay), guard=bad_steps.guard_of(prepared.recipe, setup.device))
         part = Part(prepared, setup, state, folder, record, write_sample, interrupt)
         if ranks.is_writer:

@@ -15,12 +15,13 @@ from powertrain.facts.hardware import read_hardware, shared_by
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved, flat
 from powertrain.records import Facts, Hardware, Plan, Software, WrongUse, to_plain
-from powertrain.records.phases import LookingAtMachine, ReadingData, Tell
+from powertrain.records.phases import LookingAtMachine, ReadingData, Tell, nobody
 from powertrain.records.version import VERSION
 from powertrain.run import ending
 from powertrain.run.learned import read_tuned, with_speeds
 from powertrain.run.links import with_links
 from powertrain.run.material import Material, pretrained_material, scratch_material
+from powertrain.run.reference import with_reference
 from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import open_values, optimizer_of, selection_of
 from powertrain.training.schedule import Schedule
@@ -119,8 +120,11 @@ def planned(material: Material, hardware: Hardware, software: Software, cache: P
     objective = objective_of(recipe)
     if (why := objective.why_not(material.model)) is not None:
         raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
+    if objective.only_alone and hardware.processes > 1:
+        raise WrongUse(f"objective={recipe.objective.name} cannot be used by {hardware.processes:,} processes: "
+                       f"{objective.only_alone}; start one process", keys=("objective.name",))
     facts = Facts(hardware, software, material.model, material.data, optimizer.facts_on(hardware.device),
-                  objective.has_terms)
+                  objective.has_terms, objective.has_reference)
     total_steps = recipe.steps(facts.data.examples)
     tuned = None if cache is None else read_tuned(cache, facts, recipe)
     plan = planner.make_plan(facts, recipe, total_steps, tuned)
@@ -166,8 +170,8 @@ def with_optimizer(resolved: Resolved) -> Resolved:
     return resolved.with_planned(open_values(resolved.recipe, resolved.is_open))
 
 
-def build_setup(prepared: Prepared) -> Setup:
-    """Return the model, seeded, and everything around it, with the plan applied and confirmed."""
+def build_setup(prepared: Prepared, tell: Tell = nobody) -> Setup:
+    """Return the model, seeded, and everything around it, with the plan applied and confirmed. A reference is scored now."""
     import torch
 
     from powertrain.models.groups import freeze
@@ -179,10 +183,11 @@ def build_setup(prepared: Prepared) -> Setup:
     model = material.build().to(prepared.facts.hardware.device)
     freeze(model, selection_of(recipe))
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
-                        seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe).for_model(model),
+                        seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe),
                         code=None if prepared.cache is None else prepared.cache / "code")
     with draws_taken_back(setup.device):     # a confirmation may run the model, and dropout draws
-        return apply_plan(setup, prepared.plan)
+        setup = apply_plan(setup, prepared.plan)
+        return with_reference(setup, material, prepared.facts, prepared.plan, prepared.cache, tell)
 
 
 def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float], None]) -> Prepared:

@@ -28,6 +28,8 @@ from powertrain.techniques.paged_adamw import PagedAdamW
 from powertrain.techniques.pipeline_parallel import PipelineParallel
 from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.techniques.sharding import Sharding
+from powertrain.techniques.shared_prompt import SharedPrompt
+from powertrain.techniques.stored_reference import StoredReference
 from powertrain.techniques.tensor_parallel import TensorParallel
 from powertrain.techniques.tf32 import Tf32
 from powertrain.techniques.threads import Threads
@@ -35,8 +37,8 @@ from powertrain.techniques.torch_compile import TorchCompile
 
 CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW,
-    EightBitAdamW, PagedAdamW, FlatParameters, AttentionKernel, ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping,
-    FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader,
-    Sharding, TensorParallel, PipelineParallel, ContextParallel, DataParallel)
+    EightBitAdamW, PagedAdamW, FlatParameters, AttentionKernel, ChunkedCrossEntropy, StoredReference, SharedPrompt, Packing,
+    MicroBatch, LengthGrouping, FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph,
+    Loader, Sharding, TensorParallel, PipelineParallel, ContextParallel, DataParallel)
 
 __all__ = ["CATALOGUE", "Technique"]

@@ -156,14 +156,15 @@ class ChunkedCrossEntropy(Technique):
     def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
              terms: Terms | None = None) -> Tensor:
         """Return the loss of the rows that have a target. See losses.Loss."""
-        import torch
+        from powertrain.models.kernels.losses import chunked_loss, trained_places
 
-        from powertrain.models.kernels.losses import chunked_loss
+        return chunked_loss(model, hidden, targets, self.rows, trained_places(targets, trained), terms, self._rows_loss())
 
-        counts = targets != IGNORE           # nonzero waits for the device; torch 2.11 has nothing else on MPS
-        places = counts.nonzero() if trained is None or counts.device.type == "mps" else \
-            torch.nonzero_static(counts, size=trained)
-        return chunked_loss(model, hidden, targets, self.rows, places.squeeze(1), terms, self._rows_loss())
+    def scores(self, model: Model, hidden: Tensor, targets: Tensor, trained: int) -> Tensor:
+        """Return the log-probabilities of the targets. See losses.Scores."""
+        from powertrain.models.kernels.losses import chunked_scores, trained_places
+
+        return chunked_scores(model, hidden, targets, self.rows, trained_places(targets, trained))
 
     def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
                     terms: Terms | None = None) -> Tensor:

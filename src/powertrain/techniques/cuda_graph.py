@@ -52,6 +52,9 @@ class CudaGraph(Technique):
         if (objective := objective_of(run.recipe)).is_random:
             return cls.refuse(Why.CONFLICT, f"the objective {objective.name} is random here, so a replayed pass cannot be "
                                             "compared with an eager one; use objective.embedding_noise=0")
+        if objective.rows != "answers":
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the objective {objective.name} compares documents, of which each pass has "
+                                                  "another number")
         if (reason := _cannot_be_recorded(model)) is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, reason)
         if not data.of_one_length:

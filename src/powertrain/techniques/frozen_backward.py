@@ -80,7 +80,7 @@ class FrozenBackward(Technique):
                              f"{self.first} on")
         recorded: list[int] = []
         few = [setup.examples[i] for i in range(min(LOOKED_AT, len(setup.examples)))]
-        batch = setup.collate([min(few, key=lambda example: example.tokens)]).to(setup.device)
+        batch = setup.batch_of([min(few, key=lambda example: example.tokens)]).to(setup.device)
         with ExitStack() as watching:
             for index, block in enumerate(setup.model.get_submodule("blocks").children()):
                 watching.enter_context(block.register_forward_hook(

@@ -98,8 +98,9 @@ class Packing(Technique):
         if max(full, default=0) > self.tokens or getattr(setup.arrange, "__self__", None) != self:
             raise NotApplied(f"packing: a pass has {max(full, default=0)} tokens, not {self.tokens} at most; passes are "
                              f"arranged by {name_of(setup.arrange)}")
-        if sum(documents) != setup.train_batch_size:
-            raise NotApplied(f"packing: the passes of a step have {sum(documents)} examples, not {setup.train_batch_size}")
+        expected = sum(len(setup.objective.documents(example)) for example in setup.examples_of(0))
+        if sum(documents) != expected:
+            raise NotApplied(f"packing: the passes of a step have {sum(documents)} documents, not {expected}")
 
     def reckon(self, workload: Workload) -> Workload:
         micro_batch = max(1, min(workload.examples, self.tokens // workload.block))

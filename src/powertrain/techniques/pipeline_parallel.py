@@ -116,6 +116,8 @@ def _cannot_be_staged(run: PlannedRun, stages: int) -> str | None:
     if model.dropout or model.adapter_dropout or objective_of(run.recipe).is_random:
         return "what dropout and noise draw would depend on how the blocks are divided; use model.dropout=0, lora.dropout=0 " \
                "and objective.embedding_noise=0"
+    if (objective := objective_of(run.recipe)).rows != "answers":
+        return f"the objective {objective.name} compares documents, and a stage sees no whole pass; use sharding"
     if model.method == "qlora":
         return "blocks of a base packed in 4 bits are not divided yet; method=lora keeps it in 16"
     if model.adapter_parameters and lora.kind != "lora":

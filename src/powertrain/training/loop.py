@@ -137,6 +137,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         with passes(setup.ranks):
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
+            micro_batches = setup.settled(micro_batches)
             if setup.run_passes is not None:
                 means, terms = setup.run_passes(setup, state.step, micro_batches, units, state.scaler, laps.lap)
                 micro_batches = []           # a schedule has run them all
@@ -195,7 +196,7 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
 
     `units` are those of the whole step.
     """
-    means = zero_means(setup)
+    means, micro_batches = zero_means(setup), setup.settled(micro_batches)
     if setup.run_passes is not None:
         means, micro_batches = setup.run_passes(setup, 0, micro_batches, units, scaler, no_lap)[0], []
     for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
@@ -235,7 +236,7 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
     steps = train(replace(setup, loader=load_when_needed), state, schedule, max_grad_norm)
     if not state.optimizer.state:
         next(steps)
-    with step_ledger(setup.device, setup.model, state.optimizer) as ledger:
+    with step_ledger(setup.device, setup.model, state.optimizer, setup.objective.held) as ledger:
         next(steps)
     return ledger.peak_bytes
 
@@ -244,28 +245,31 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
 
 
 def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: float | None) -> Evaluated:
-    """Return the mean loss over `examples`, which must not be empty, as an event without its step.
+    """Return the mean loss over `examples`, which must not be empty, and the objective's metrics, as an event without its step.
 
     It has the precision and kernels of training, no dropout, and the same tokens every time.
     `tokens_per_byte` of the text turns nats per token into bits per byte; None where it is not known.
     """
     started = time.perf_counter()
-    losses: list[Tensor] = []          # on the device, so that nothing waits for it batch by batch
+    found: list[Sums] = []             # on the device, so that nothing waits for it batch by batch
     units = 0
     with evaluating(setup.model), torch.no_grad(), passes(setup.ranks):
         for first in range(0, len(examples), setup.train_batch_size):
             last = min(first + setup.train_batch_size, len(examples))
-            for passed, counts in setup.ranks.abreast(setup.passes([examples[i] for i in range(first, last)]), setup.spare):
-                batch = passed.to(setup.device)
-                loss_of_pass = setup.held_out_loss(batch)
+            passes_of_batch = [batch.to(setup.device) for batch in setup.passes([examples[i] for i in range(first, last)])]
+            for batch, counts in setup.ranks.abreast(setup.settled(passes_of_batch), setup.spare):
+                of_pass = setup.held_out(batch)
                 if counts:
-                    losses.append(loss_of_pass)
+                    found.append(of_pass)
                     units += setup.objective.units(batch)
-    (total,) = setup.ranks.total(float(torch.stack(losses).cpu().double().sum()) if losses else 0.0)
+    names = ("loss", *setup.objective.held_out_metrics)
+    totals = setup.ranks.total(*(float(torch.stack([sums[name] for sums in found]).cpu().double().sum()) if found else 0.0
+                                 for name in names))
     (units,) = setup.ranks.of_step(units)
-    loss = total / units
+    loss, *metrics = (total / units for total in totals)
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
-    return Evaluated(loss=loss, tokens=units, bits_per_byte=bits_per_byte, seconds=time.perf_counter() - started)
+    return Evaluated(loss=loss, tokens=units, bits_per_byte=bits_per_byte, seconds=time.perf_counter() - started,
+                     metrics=dict(zip(names[1:], metrics, strict=True)))
 
 
 def spread(examples: Sequence[Example], most: int | None) -> Sequence[Example]:

@@ -10,7 +10,7 @@ A forward or backward pass that runs out of memory leaves weights and optimizer 
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Self
 
@@ -74,18 +74,22 @@ class MemoryLedger:
         self.peak_bytes = max(accumulate(changes, initial=0)) + standing
 
 
-def step_ledger(device: torch.device, model: nn.Module, optimizer: torch.optim.Optimizer) -> MemoryLedger:
+def step_ledger(device: torch.device, model: nn.Module, optimizer: torch.optim.Optimizer,
+                others: Iterable[Tensor] = ()) -> MemoryLedger:
     """Return a ledger for one optimizer step, with what stands between two steps."""
-    return MemoryLedger(device, None if device.type != "cpu" else standing_bytes(model, optimizer))
+    return MemoryLedger(device, None if device.type != "cpu" else standing_bytes(model, optimizer, others))
 
 
-def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes held between two steps: weights and buffers, packed ones too, kept gradients, the optimizer's state."""
+def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, others: Iterable[Tensor] = ()) -> int:
+    """Return the bytes held between two steps: weights and buffers, packed ones too, kept gradients, the optimizer's state.
+
+    `others` are tensors that the objective holds.
+    """
     kept = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     moments += getattr(optimizer, "averages", {}).values()
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-                for tensor in map(own_part, (*model.parameters(), *model.buffers(), *kept, *moments))}
+                for tensor in map(own_part, (*model.parameters(), *model.buffers(), *kept, *moments, *others))}
     packed = sum(module.held_bytes for module in model.modules() if isinstance(module, QuantisedLinear))
     return sum(storages.values()) + packed
 

@@ -6,7 +6,7 @@ objectives.py, and add a test. An objective may hold other models: one of prefer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.data.example import Example
@@ -28,11 +28,19 @@ class Objective:
 
     name: ClassVar[str]
     settings: ClassVar[Mapping[str, Setting]] = {}
+    only_alone: ClassVar[str] = ""           # why several processes cannot share a run; "" = they can
+    rows: ClassVar[str] = "answers"          # what it learns from: these, "preference" or "rating"; data/rows/schemas.py
+    has_reference: ClassVar[bool] = False    # it compares the model with a frozen reference
     uses_loss: ClassVar[bool] = True         # False: `sums` computes its loss without the `loss` that it is given
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return the names of the sums beside "loss"."""
+        return ()
+
+    @property
+    def held_out_metrics(self) -> tuple[str, ...]:
+        """Return the names of the sums that `held_out` gives beside "loss"."""
         return ()
 
     @property
@@ -53,9 +61,26 @@ class Objective:
         """Return the objective for a run that begins with this model: one with a reference model copies it here."""
         return self
 
+    @property
+    def held(self) -> Iterable[Tensor]:
+        """Return the tensors that the objective holds from step to step, such as a reference's."""
+        return ()
+
     def documents(self, example: Example) -> Sequence[Example]:
         """Return the documents of an example, which stay side by side in a batch."""
         return (example,)
+
+    def totals(self, examples: Sequence[Example]) -> Any:
+        """Return what `told` needs to know of all examples of a step."""
+        return None
+
+    def told(self, batch: Batch, examples: Sequence[Example], totals: Any) -> Batch:
+        """Return the batch of these examples with what the objective needs to know of them besides their tokens."""
+        return batch
+
+    def settle(self, model: Model, batches: list[Batch], kernels: Kernels, loss: Loss) -> list[Batch]:
+        """Return a step's batches, on the device, with what must be computed over all of them before the first pass."""
+        return batches
 
     def units(self, batch: Batch) -> int:
         """Return the units of a batch; the loss of a step is divided by all units of the step."""
@@ -65,6 +90,6 @@ class Objective:
         """Return the loss to minimise and the metrics, each summed over the batch's units."""
         raise NotImplementedError
 
-    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
-        """Return what evaluation reports of the batch, () fp32, summed over its units."""
-        return self.sums(model, batch, kernels, loss)["loss"]
+    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
+        """Return what evaluation reports of the batch: "loss" and perhaps metrics, each () fp32, summed over its units."""
+        return {"loss": self.sums(model, batch, kernels, loss)["loss"]}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from powertrain.recipe.tables import Setting, Table
 from powertrain.records import Batch, ModelFacts, WrongUse
 from powertrain.training.objective import Kernels, Objective, Sums
+from powertrain.training.preferences import Dpo, Kto, Orpo, Simpo
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,9 +60,9 @@ class NextToken(Objective):
         found = {"loss": total, "cross_entropy": plain, "z_loss": self.z_loss * squared}
         return {name: found[name] for name in ("loss", *self.metrics)}
 
-    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
+    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
         """Return plain cross-entropy, which runs with any settings can be compared by."""
-        return loss(model, model.hidden(batch, **kernels), batch.targets, batch.trained_tokens)
+        return {"loss": loss(model, model.hidden(batch, **kernels), batch.targets, batch.trained_tokens)}
 
     def _terms(self) -> Terms:
         from powertrain.models.kernels.losses import Terms
@@ -104,7 +105,7 @@ def embedding_noise(model: Model, batch: Batch, alpha: float) -> Iterator[None]:
 
 
 NEXT_TOKEN = NextToken()
-OBJECTIVES = Table("objective", {kind.name: kind for kind in (NextToken,)})
+OBJECTIVES = Table("objective", {kind.name: kind for kind in (NextToken, Dpo, Orpo, Simpo, Kto)})
 
 
 def objective_of(recipe: Recipe) -> Objective:

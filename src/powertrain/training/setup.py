@@ -148,7 +148,8 @@ class Setup:
         """Return this process's share of the forward passes that these examples take."""
         parts = list(enumerate(self.arrange(examples, self.micro_batch)))
         shared = self.ranks.share(parts, [sum(example.tokens for example in part) for _, part in parts])
-        return [dataclasses.replace(self.lay_out(self.batch_of(part)), place=place) for place, part in shared]
+        totals = self.objective.totals(examples)
+        return [dataclasses.replace(self.lay_out(self._batch(part, totals)), place=place) for place, part in shared]
 
     def examples_of(self, step: int) -> list[Example]:
         """Return the examples of optimizer step `step` (from 0)."""
@@ -167,7 +168,11 @@ class Setup:
 
     def batch_of(self, examples: Sequence[Example]) -> Batch:
         """Return one batch of these examples' documents."""
-        return self.collate([document for example in examples for document in self.objective.documents(example)])
+        return self._batch(examples, self.objective.totals(examples))
+
+    def _batch(self, examples: Sequence[Example], totals: Any) -> Batch:
+        batch = self.collate([document for example in examples for document in self.objective.documents(example)])
+        return self.objective.told(batch, examples, totals)
 
     def shared_by(self, ranks: Ranks) -> Setup:
         """Return the setup of one of the processes that share the run."""
@@ -210,8 +215,13 @@ class Setup:
         """Return the loss that training minimises, () fp32, summed over the batch's units."""
         return self.sums(batch)["loss"]
 
-    def held_out_loss(self, batch: Batch) -> Tensor:
-        """Return the loss that evaluation reports, () fp32, summed over the batch's units."""
+    def settled(self, batches: MicroBatches) -> MicroBatches:
+        """Return a step's batches, on the device, with what the objective computes over all of them before the first pass."""
+        with self.in_its_precision():
+            return self.objective.settle(self.model, batches, self.kernels, self.loss)
+
+    def held_out(self, batch: Batch) -> Sums:
+        """Return what evaluation reports, each () fp32, summed over the batch's units."""
         with self.in_its_precision():
             return self.objective.held_out(self.model, batch, self.kernels, self.loss)
 

@@ -16,7 +16,7 @@ from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Conversation, Pair, Row, Sample, Span
-from powertrain.data.rows.schemas import Schema, find_schema
+from powertrain.data.rows.schemas import ANSWERS, COMPARED, Schema, find_schema
 from powertrain.models.bridge.model import BridgedModel, best_span
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, WrongUse
@@ -85,6 +85,9 @@ def questions_in(opened: OpenedModel, source: str, *, most: int, cache: Path) ->
 
 def held_out_questions(opened: OpenedModel, store: ExampleStore, *, most: int) -> Questions:
     """Return the first `most` held-out examples of a run as questions: the exact prompt, and the answer of the data."""
+    if store.kind in COMPARED:
+        raise WrongUse("this run learned to compare answers; leave --metric out for its accuracy on held-out answers, or give "
+                       "questions with answers by --data FILE")
     if store.kind == "text":
         raise WrongUse("this run learned texts without questions, so that no answer can be right or wrong; leave --metric out "
                        "for its loss, or give rows with answers by --data FILE")
@@ -96,7 +99,7 @@ def held_out_questions(opened: OpenedModel, store: ExampleStore, *, most: int) -
 # ------------------------------------------------------------------------------------------------ from rows
 
 
-def schema_for(opened: OpenedModel, rows: Sequence[Row]) -> tuple[Schema, str]:
+def schema_for(opened: OpenedModel, rows: Sequence[Row], learns: str = ANSWERS) -> tuple[Schema, str]:
     """Return how to read rows, like the run's own data if there is a run, and a sentence about that.
 
     A decoder may be asked questions of span or seq2seq data. Training needs data.format for such data, because the model would
@@ -104,9 +107,10 @@ def schema_for(opened: OpenedModel, rows: Sequence[Row]) -> tuple[Schema, str]:
     """
     data = (opened.found.recipe or Recipe()).data
     try:
-        return find_schema(rows, name=data.format, columns=data.columns, task=opened.task)
+        return find_schema(rows, name=data.format, columns=data.columns, task=opened.task,
+                           learns=learns)
     except WrongUse as refused:
-        if data.format is not None or opened.task != "causal":
+        if data.format is not None or opened.task != "causal" or learns != ANSWERS:
             raise
         known = next((found for task in ("span", "seq2seq") if (found := _schema_of(rows, data.columns, task))), None)
         if known is None:

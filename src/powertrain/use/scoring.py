@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from powertrain.data.documents import read_documents
-from powertrain.data.example import Example, collate, evaluation_blocks
+from powertrain.data.example import Compared, Example, collate, evaluation_blocks
 from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.data.rows.reading import read_rows
@@ -26,14 +26,17 @@ from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Plan, WrongUse
 from powertrain.records.events import Evaluated
 from powertrain.records.json_files import read_json
-from powertrain.records.phases import Phase, ReadingData, Tell
+from powertrain.records.phases import Phase, ReadingData, ScoringReference, Tell
 from powertrain.records.plan import PinError
 from powertrain.run.material import DEFAULT_LENGTH, open_recipe_examples
 from powertrain.run.prepare import is_like
+from powertrain.run.reference import scored
 from powertrain.training.loop import apply_plan, evaluate
+from powertrain.training.objective import Objective
+from powertrain.training.objectives import NEXT_TOKEN, objective_of
 from powertrain.training.optimizers import plain_adamw
-from powertrain.training.setup import plain_setup
-from powertrain.use.opening import OpenedModel
+from powertrain.training.setup import Setup, plain_setup
+from powertrain.use.opening import OpenedModel, open_model
 from powertrain.use.questions import schema_for, windows_of
 
 MICRO_BATCH_TOKENS = 4096
@@ -57,7 +60,8 @@ def score(opened: OpenedModel, cache: Path, tell: Tell) -> tuple[Evaluated, floa
     plan = plan_here(run, recipe, cache)
     if recipe.method != "scratch":
         store = held_out_examples(opened, recipe, cache, tell)
-        return _evaluate(opened.model, store.validation, plan), None
+        return _evaluate(opened.model, _with_reference(recipe, store.validation, plan, tell), plan,
+                         objective=objective_of(recipe)), None
     tell(ReadingData(source=", ".join(recipe.data.sources)))
     texts = open_store(recipe.data, seed=recipe.seed, cache=cache)
     if len(texts.validation) < 2:
@@ -74,7 +78,9 @@ def score_source(opened: OpenedModel, source: str, cache: Path, tell: Tell) -> t
     """
     examples = examples_in(opened, source, cache, tell)
     if examples is not None:
-        return _evaluate(opened.model, examples, Plan((), ())), None
+        recipe = opened.found.recipe or Recipe()
+        compared = _with_reference(recipe, examples, Plan((), ()), tell)
+        return _evaluate(opened.model, compared, Plan((), ()), objective=objective_of(recipe)), None
     if opened.task != "causal":
         raise WrongUse(f"{source} is text, which a {opened.task} model does not continue; give rows of "
                        f"{'sources and targets' if opened.task == 'seq2seq' else 'questions with their places in a context'}")
@@ -132,7 +138,7 @@ def examples_in(opened: OpenedModel, source: str, cache: Path, tell: Tell) -> Se
     if may_be_text and Path(source).suffix.lower() not in ROW_FILES:
         return None
     rows = [row for row in read_rows(source, cache=cache, split=data.split, most=ROWS_LOOKED_AT) if isinstance(row, Row)]
-    schema, _ = schema_for(opened, rows)
+    schema, _ = schema_for(opened, rows, objective_of(recipe).rows)
     if may_be_text and schema.kind == "text":
         return None
     length = min(opened.context or DEFAULT_LENGTH, data.max_length or DEFAULT_LENGTH)
@@ -140,19 +146,35 @@ def examples_in(opened: OpenedModel, source: str, cache: Path, tell: Tell) -> Se
         "source": source, "format": schema.name, "max_length": length, "long_examples": data.long_examples or "cut",
         "max_examples": None, "weights": None, "validation_source": None, "validation_share": 0.0})
     return open_examples(of_source, tokenizer_folder=opened.found.tokenizer_folder, cache=cache, task=opened.task, tell=tell,
+                         learns=objective_of(recipe).rows,
                          decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None).training
 
 
-def _evaluate(model: Model, examples: Sequence[Example], plan: Plan, tokens_per_byte: float | None = None) -> Evaluated:
-    """Return the mean loss over the examples' targets.
+def _evaluate(model: Model, examples: Sequence[Example], plan: Plan, tokens_per_byte: float | None = None,
+              objective: Objective = NEXT_TOKEN) -> Evaluated:
+    """Return the mean loss over the examples' targets, or over their pairs."""
+    return evaluate(_setup(model, examples, plan, objective), examples, tokens_per_byte=tokens_per_byte)
 
-    Only the parts of the plan that change a forward pass are applied, so that a run's own loss comes out the same.
-    """
+
+def _setup(model: Model, examples: Sequence[Example], plan: Plan, objective: Objective) -> Setup:
+    """Return a setup for forward passes: of the plan it has what changes these, so that a run's own loss comes out the same."""
     longest = max(example.tokens for example in examples)
     setup = plain_setup(model, examples, collate, train_batch_size=max(1, MICRO_BATCH_TOKENS // longest), seed=0,
-                        optimizer=plain_adamw(0.0, (0.9, 0.95), 1e-8))
+                        optimizer=plain_adamw(0.0, (0.9, 0.95), 1e-8), objective=objective)
     forward = Plan(tuple(step for step in plan.steps if step.technique.touches & {"precision", "attention"}), ())
-    return evaluate(apply_plan(replace(setup, attention=sdpa_attention), forward), examples, tokens_per_byte=tokens_per_byte)
+    return apply_plan(replace(setup, attention=sdpa_attention), forward)
+
+
+def _with_reference(recipe: Recipe, examples: Sequence[Example], plan: Plan, tell: Tell) -> Sequence[Example]:
+    """Return compared examples with the scores of the run's reference, which is the model that it began with."""
+    objective, path = objective_of(recipe), recipe.model.adapter or recipe.model.path
+    if not objective.has_reference or path is None:
+        return examples
+    tell(ScoringReference(examples=len(examples)))
+    reference = open_model(path, revision=recipe.model.revision)
+    values = scored(_setup(reference.model, examples, plan, objective), examples)
+    return [replace(example, reference=(first, second)) for example, (first, second) in
+            zip((one for one in examples if isinstance(one, Compared)), values.tolist(), strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------ to compare two models
@@ -165,7 +187,8 @@ def real_examples(opened: OpenedModel, cache: Path, tell: Tell) -> tuple[Sequenc
         try:
             if recipe.method != "scratch":
                 store = held_out_examples(opened, recipe, cache, tell)
-                return store.validation[:MOST], f"{min(MOST, len(store.validation))} examples that the run held out"
+                return ([_document(example) for example in store.validation[:MOST]],
+                        f"{min(MOST, len(store.validation))} examples that the run held out")
             tokens = open_store(recipe.data, seed=recipe.seed, cache=cache).validation
             length = min(LONGEST, opened.context or LONGEST, max(1, len(tokens)))
             pieces = [tokens[start:start + length] for start in range(0, len(tokens) - length + 1, length)][:MOST]
@@ -174,6 +197,11 @@ def real_examples(opened: OpenedModel, cache: Path, tell: Tell) -> tuple[Sequenc
         except WrongUse as error:
             tell(Phase(message=f"the run's own data cannot be used: {error}"))
     return _built_in(opened), "a built-in text"
+
+
+def _document(example: Example) -> Example:
+    """Return the example, or of compared answers the first one's document."""
+    return example.documents[0] if isinstance(example, Compared) else example
 
 
 def _built_in(opened: OpenedModel) -> list[Example]:

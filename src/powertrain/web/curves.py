@@ -149,6 +149,11 @@ def charts(written: Written, view: View) -> list[Figure | Missing]:
              _curve("rate", "Learning rate", "learning rate", written, written["learning_rate"], replace(view, smooth="none"),
                     "orange", low=0.0),
              _parts(written, view)]
+    if np.isfinite(written["rewards_margins"]).any():
+        found[1:1] = [_curve("accuracy", "Accuracy", "share judged right", written, written["rewards_accuracies"], view, "blue",
+                             low=0.0),
+                      _curve("margin", "Margin", "reward of the chosen answer over the rejected one", written,
+                             written["rewards_margins"], view, "green")]
     if view.chart in {one.key for one in found}:
         return [replace(next(one for one in found if one.key == view.chart), beside=False)]
     return list(found)

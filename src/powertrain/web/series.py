@@ -6,6 +6,7 @@ continuation went back behind are left out.
 
 import contextlib
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -27,8 +28,9 @@ from powertrain.web.places import opened
 
 FIELDS = ("step", "time", "loss", "learning_rate", "grad_norm", "seconds", "tokens", "real_tokens")
 PARTS = ("data", "copy", "forward", "backward", "communication", "optimizer")
-COLUMNS = (*FIELDS, *PARTS)
-ABSENT = (0.0,) * len(FIELDS)             # what a column has of a step that does not know it
+METRICS = ("rewards_accuracies", "rewards_margins", "rewards_chosen", "rewards_rejected")     # of compared answers
+COLUMNS = (*FIELDS, *PARTS, *METRICS)
+ABSENT, NO_METRIC = (0.0,) * len(FIELDS), (math.nan,) * len(METRICS)       # what columns have of a step that lacks them
 DAMAGED = "not an event"    # in the place of a line
 STEP = b'{"event": "step"'
 BLOCK_BYTES = 1 << 20        # of the log that are read at a time
@@ -284,7 +286,8 @@ def _read_singly(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, st
 
 
 def _row(step: Mapping[str, Any]) -> list[Any]:
-    return [*map(step.get, FIELDS, ABSENT), *map((step.get("parts") or {}).get, PARTS, ABSENT)]
+    return [*map(step.get, FIELDS, ABSENT), *map((step.get("parts") or {}).get, PARTS, ABSENT),
+            *map((step.get("metrics") or {}).get, METRICS, NO_METRIC)]
 
 
 def _longer(series: Series, log: BinaryIO) -> Series:

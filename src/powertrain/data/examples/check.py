@@ -5,6 +5,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from powertrain.data.example import Compared, Example
+from powertrain.data.examples.preferences import SIDES
 from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.order import epoch_order
 from powertrain.data.tokenizers import Tokenizer
@@ -106,8 +108,15 @@ def pieces_of(store: ExampleStore, index: int) -> list[Piece]:
         assert example.source is not None
         source = _pieces("encoder", example.source, np.zeros(len(example.source), np.bool_), tokenizer)
         return source + _pieces("decoder", example.targets, trained, tokenizer)
-    ids = np.append(example.inputs, example.targets[-1])
-    return _pieces("model", ids, np.append(False, trained), tokenizer)
+    if isinstance(example, Compared) and store.kind == "preference":
+        return [piece for side, document in zip(SIDES, example.documents, strict=True)
+                for piece in _document(side, document, tokenizer)]
+    return _document("model", example, tokenizer)
+
+
+def _document(reader: str, document: Example, tokenizer: Tokenizer) -> list[Piece]:
+    ids = np.append(document.inputs, document.targets[-1])
+    return _pieces(reader, ids, np.append(False, document.targets != IGNORE), tokenizer)
 
 
 def _pieces(reader: str, ids: npt.NDArray[np.int64], trained: npt.NDArray[np.bool_], tokenizer: Tokenizer) -> list[Piece]:

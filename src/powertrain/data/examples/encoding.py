@@ -4,7 +4,7 @@ The tokenizer runs over a batch of texts at once, on all cores. A token is train
 text. A beginning of sequence stands once in front, and an end behind every turn or text is trained like any other token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from powertrain.data.examples.templates import ChatTemplate, Marked
 from powertrain.data.examples.tokenizer import ExampleTokenizer, Place, Tokenised, each_or_reason, places_of
 from powertrain.data.examples.words import Ids
-from powertrain.data.rows.row import BadRow, Conversation, Pair, Sample, Span, Text
+from powertrain.data.rows.row import BadRow, Conversation, Pair, Preference, Rating, Sample, Span, Text
 from powertrain.records import WrongUse
 
 TrainOn = Literal["assistant", "all"]
@@ -38,11 +38,11 @@ class Encoded:
     trained: tuple[Place, ...] = ()
     source: Ids | None = None
     segments: Ids | None = None
-    answer: Place | None = None              # of a span: its first and its last token
+    answer: Place | None = None              # of a span: its first and its last token; of compared answers: preferences.py
 
     @property
     def trained_tokens(self) -> int:
-        return 2 if self.answer is not None else sum(stop - start for start, stop in self.trained)
+        return 2 if self.segments is not None else sum(stop - start for start, stop in self.trained)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class EncodedRow:
     """The result of one row: its examples, or why there are none."""
 
     examples: list[Encoded] = field(default_factory=list)
-    refused: str = ""                        # why there are none: "bad", "untrained", "long"
+    refused: str = ""                        # why there are none: "bad", "untrained", "long", "tie"
     reason: str = ""
     tokens: int = 0                          # of the whole row, before anything was cut
     too_long: bool = False                   # beyond the limit: cut, dropped, or with nothing trained left
@@ -66,6 +66,10 @@ def prompt_of(sample: Sample) -> str:
         first = next((i for i, message in enumerate(sample.messages) if message.role == "assistant"), len(sample.messages))
         asked = sample.messages[:first] or sample.messages
         return "\0".join(f"{message.role}\0{message.content.strip()}" for message in asked)
+    if isinstance(sample, Preference):
+        return prompt_of(Conversation(sample.chosen.messages[:sample.shared]))
+    if isinstance(sample, Rating):
+        return prompt_of(Conversation(sample.messages[:sample.shared]))
     if isinstance(sample, Pair):
         return sample.source.strip()
     return f"{sample.question.strip()}\0{sample.context.strip()}" if isinstance(sample, Span) else sample.text.strip()
@@ -286,5 +290,3 @@ def check_length(kind: str, max_length: int, tokenizer: ExampleTokenizer) -> Non
                        f"text; use {around + 2} or more")
 
 
-ENCODERS: Mapping[str, type[Encoder]] = {"conversation": ConversationEncoder, "pair": PairEncoder, "span": SpanEncoder,
-                                         "text": TextEncoder}

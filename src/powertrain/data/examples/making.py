@@ -34,7 +34,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
 
-from powertrain.data.examples.encoding import ENCODERS, Encoder
+from powertrain.data.examples.encoders import ENCODERS
+from powertrain.data.examples.encoding import Encoder
 from powertrain.data.examples.part import FILES, Part, PartWriter, Progress, write_rows
 from powertrain.data.examples.templates import ChatTemplate
 from powertrain.data.examples.tokenizer import open_example_tokenizer
@@ -43,7 +44,7 @@ from powertrain.data.rows.files import json_lines
 from powertrain.data.rows.folders import LINES, data_suffix, readable
 from powertrain.data.rows.reading import local_files, read_rows
 from powertrain.data.rows.row import Rejected, Row
-from powertrain.data.rows.schemas import Schema, find_schema
+from powertrain.data.rows.schemas import ANSWERS, Schema, find_schema
 from powertrain.data.shards import Piece, PieceWriter, Shard, ShardedStore
 from powertrain.machine import usable_cpus
 from powertrain.records import WrongUse
@@ -54,7 +55,9 @@ if TYPE_CHECKING:
 
 READ_WHOLE_BYTES = 64 << 20
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
-FORMAT = 3                                   # of a part, and of all that decides its content
+FORMAT = 4                                   # of a part, and of all that decides its content
+TEXTS = {"prompt_completion": ("prompt", "completion"), "preference": ("prompt", "chosen", "rejected"),
+         "rating": ("prompt", "completion")}             # format -> columns that may be texts, which need no template
 ROWS_LOOKED_AT = 64                          # to find out what they mean
 PIECE_ROWS = 64                              # of a source whose files cannot be cut, which machines share row by row
 
@@ -79,6 +82,7 @@ class Reading:
     data: DataRecipe
     task: str
     cache: Path
+    learns: str = ANSWERS                    # what the objective learns from; see rows/schemas.py
 
     def rows(self, source: str, most: int | None) -> Iterator[Row | Rejected]:
         return read_rows(source, cache=self.cache, split=self.data.split, text_field=self.data.text_field, most=most)
@@ -87,9 +91,10 @@ class Reading:
         """Return the rows' schema, the sentence that states it, and whether the rows are texts that need no template."""
         rows, data = [row for row in self.rows(source, ROWS_LOOKED_AT) if isinstance(row, Row)], self.data
         columns = data.columns if data.text_field == "text" else {"text": data.text_field, **data.columns}
-        schema, said = find_schema(rows, name=data.format, columns=columns, task=self.task)
-        texts = schema.name == "prompt_completion" and all(isinstance(row.fields.get(theirs), str | None)
-                                                           for row in rows for theirs in schema.columns.values())
+        schema, said = find_schema(rows, name=data.format, columns=columns, task=self.task,
+                                   learns=self.learns)
+        texts = schema.name in TEXTS and all(isinstance(row.fields.get(schema.columns[ours]), str | None)
+                                             for row in rows for ours in TEXTS[schema.name] if ours in schema.columns)
         return schema, f"{source}: {said}", texts
 
     def digest(self, source: str) -> str:

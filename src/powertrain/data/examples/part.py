@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powertrain.data.documents import in_batches
-from powertrain.data.example import Example
+from powertrain.data.example import Compared, Example
 from powertrain.data.examples.encoding import Encoded, EncodedRow, Encoder, prompt_of
 from powertrain.data.publishing import mapped, read_meta
 from powertrain.data.rows.row import BadRow, Conversation, Rejected, Row, Sample
@@ -52,7 +52,7 @@ class Part:
         meta = read_meta(folder)
         dtype = token_dtype(meta["vocabulary"])
         self.folder = folder
-        self.kind: str = meta["kind"]                                        # "conversation", "pair", "span" or "text"
+        self.kind: str = meta["kind"]                                        # of samples: rows/formats.py
         self.schema: str = meta["schema"]                                    # the name of the format of the rows
         self.said: str = meta["said"]                                        # the sentence that states how rows were read
         self.counts: Mapping[str, int] = meta["counts"]
@@ -75,14 +75,14 @@ class Part:
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens (N,) that the model reads of each example, an encoder's included."""
         ids = np.diff(self.records["end"], prepend=0)
-        return (ids - 1 if self.kind in ("conversation", "text") else ids) + self.source_lengths
+        return ids - {"pair": 0, "span": 0, "preference": 2}.get(self.kind, 1) + self.source_lengths
 
     def origin(self, index: int) -> str:
         record = self.records[index]
         number = int(record["number"])
         return self.places[int(record["place"])] + (str(number) if number >= 0 else "")
 
-    def example(self, index: int, decoder_start: int | None) -> Example:
+    def example(self, index: int, decoder_start: int | None, max_length: int) -> Example:
         """Return example `index`; a pair's decoder begins with the token `decoder_start`."""
         ids = self.tokens[self._slice("end", index)].astype(np.int64)
         if self.kind == "span":
@@ -92,14 +92,39 @@ class Part:
             assert decoder_start is not None
             return Example(np.concatenate([[decoder_start], ids[:-1]]), ids,
                            source=self.sources[self._slice("source_end", index)].astype(np.int64))
-        targets = np.full(len(ids) - 1, IGNORE, dtype=np.int64)
-        for start, stop in self.trained[self._slice("trained_end", index)].tolist():
-            targets[start - 1:stop - 1] = ids[start:stop]
-        return Example(ids[:-1], targets)
+        trained = self.trained[self._slice("trained_end", index)].tolist()
+        if self.kind == "preference":
+            length, shared = self.records[index]["answer"].tolist()
+            first = _causal(ids[:length], trained)
+            second = _causal(ids[length:], [(start - length, stop - length) for start, stop in trained])
+            return Compared(np.concatenate([first.inputs, second.inputs]), np.concatenate([first.targets, second.targets]),
+                            documents=(first, second), shared=shared)
+        document = _causal(ids, trained)
+        if self.kind != "rating":
+            return document
+        desirable, start = self.records[index]["answer"].tolist()
+        return Compared(document.inputs, document.targets, desirable=bool(desirable),
+                        documents=(document, self._with_other_answer(index, ids[:start], max_length)))
+
+    def _with_other_answer(self, index: int, prompt: npt.NDArray[np.int64], max_length: int) -> Example:
+        """Return a rated example's prompt with the answer of the example before it: KTO estimates its KL term by these."""
+        ids = self.tokens[self._slice("end", index - 1 if index else len(self) - 1)].astype(np.int64)
+        start = int(self.records[index - 1]["answer"][1])
+        whole = np.concatenate([prompt, ids[start:]])[:max_length + 1]
+        return _causal(whole, [(len(prompt), len(whole))])
 
     def _slice(self, column: str, index: int) -> slice:
         ends = self.records[column]
         return slice(int(ends[index - 1]) if index else 0, int(ends[index]))
+
+
+def _causal(ids: npt.NDArray[np.int64], trained: Iterable[tuple[int, int]]) -> Example:
+    """Return the example of these ids, in which the ranges `trained` are targets; what lies outside of the ids is left out."""
+    targets = np.full(len(ids) - 1, IGNORE, dtype=np.int64)
+    for start, stop in trained:
+        if 0 < start < len(ids):
+            targets[start - 1:stop - 1] = ids[start:stop]
+    return Example(ids[:-1], targets)
 
 
 # ------------------------------------------------------------------------------------------------ writing
@@ -209,7 +234,7 @@ class PartWriter:
         self.counts["too_long"] += row.too_long
         self.counts["untrained_end"] += row.untrained_end
         if row.refused:
-            self.problem({"untrained": "untrained", "long": "dropped"}[row.refused], origin, row.reason)
+            self.problem({"long": "dropped"}.get(row.refused, row.refused), origin, row.reason)
             self.counts["tokens_lost"] += row.tokens if row.too_long else 0
             return
         self.counts["tokens_lost"] += row.lost

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.example import Example, StoredExamples
-from powertrain.data.examples.encoding import ENCODERS, check_length
+from powertrain.data.example import Compared, Example, StoredExamples
+from powertrain.data.examples.encoders import ENCODERS
+from powertrain.data.examples.encoding import check_length
 from powertrain.data.examples.making import Reading, Work, make_part, sharded_part
 from powertrain.data.examples.part import Part
+from powertrain.data.examples.scores import ReferenceScores
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.order import SPLIT_STREAM, draw_share, draw_tokens, seeded_order
 from powertrain.data.rows.row import Message
+from powertrain.data.rows.schemas import ANSWERS
 from powertrain.data.shards import Shard, publish_shard
 from powertrain.recipe.schema import DataRecipe, check_shares
 from powertrain.records import WrongUse
@@ -80,6 +83,7 @@ def shared(shares: Sequence[float], sources: Sequence[npt.NDArray[np.int64]], le
 
 # ------------------------------------------------------------------------------------------------ the store
 
+WITH_TEMPLATE = ("conversation", "preference", "rating")
 FEW_TOO_LONG = 0.1                           # a larger share is cut only if that was asked for
 
 
@@ -113,7 +117,7 @@ class ExampleStore:
 
     parts: tuple[Part, ...]
     sources: tuple[str, ...]                 # of `parts`
-    kind: str                                # "conversation", "pair", "span" or "text"
+    kind: str                                # of samples: rows/formats.py
     schema: str                              # of the first source
     said: tuple[str, ...]                    # sentences about formats, template and rows that are left out
     template: ChatTemplate | None
@@ -123,6 +127,7 @@ class ExampleStore:
     decoder_start: int | None
     in_validation: npt.NDArray[np.bool_]     # (N,)
     training_indices: npt.NDArray[np.int64]  # an epoch's examples: with weights, some several times or not at all
+    scores: ReferenceScores = field(default_factory=ReferenceScores)     # of compared answers, where a run has them
 
     @property
     def folder(self) -> Path:
@@ -169,7 +174,10 @@ class ExampleStore:
 
     def example(self, index: int) -> Example:
         part, within = self.place(index)
-        return part.example(within, self.decoder_start)
+        example = part.example(within, self.decoder_start, self.max_length)
+        if not isinstance(example, Compared):
+            return example
+        return replace(example, reference=self.scores.of(index))
 
     def origins(self, index: int) -> str:
         """Return the file and line that example `index` comes from."""
@@ -216,7 +224,7 @@ class Found:
         return [(name, self.reading, work, said) for name, work, said in zip(self.names, self.works, self.said, strict=True)]
 
 
-def find_sources(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, task: str) -> Found:
+def find_sources(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, task: str, learns: str = ANSWERS) -> Found:
     """Return what a recipe's sources are. It needs data.max_length. Raises WrongUse if one of them cannot be used."""
     if data.weights is not None and len(data.weights) != len(data.sources):
         raise WrongUse(f"data.weights has {len(data.weights)} numbers for {len(data.sources)} sources; give one for each")
@@ -225,7 +233,9 @@ def find_sources(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, task:
         if data.weights is not None:
             raise WrongUse("data.weights and data.shares both say how much an epoch has of each source; keep one of them")
     assert data.max_length is not None
-    reading = Reading(data, task, cache)
+    if learns != ANSWERS and data.train_on != "assistant":
+        raise WrongUse(f"data.train_on={data.train_on} trains prompts too, and answers are compared without them; leave it out")
+    reading = Reading(data, task, cache, learns)
     names = (*data.sources, *([data.validation_source] if data.validation_source else []))
     found = [reading.look(source) for source in names]
     kind = found[0][0].kind
@@ -235,7 +245,7 @@ def find_sources(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, task:
                            "one run; train on one of them, or bring both to one format with data.format")
     tokenizer = open_example_tokenizer(tokenizer_folder, data.end_token, task=task)
     texts = all(is_text for _, _, is_text in found)
-    template = find_template(tokenizer, data.chat_template, texts=texts) if kind == "conversation" else None
+    template = find_template(tokenizer, data.chat_template, texts=texts) if kind in WITH_TEMPLATE else None
     check_length(kind, data.max_length, tokenizer)
     encoder = ENCODERS[kind](tokenizer, data.max_length, data.long_examples == "drop", template, data.train_on)
     return Found(names, reading, tuple(Work(schema, encoder) for schema, _, _ in found), tuple(said for _, said, _ in found),
@@ -243,14 +253,14 @@ def find_sources(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, task:
 
 
 def shard_examples(data: DataRecipe, shard: Shard, *, tokenizer_folder: Path, cache: Path, task: str = "causal",
-                   tell: Tell = nobody) -> Path:
+                   learns: str = ANSWERS, tell: Tell = nobody) -> Path:
     """Return the folder of one shard of a recipe's examples, for `join_shards`. Raises WrongUse as `find_sources` does."""
-    found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task)
+    found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task, learns=learns)
     return publish_shard([sharded_part(*making, tell) for making in found.makings], shard, data.model_dump(mode="json"), cache)
 
 
 def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed: int = 42, task: str = "causal",
-                  decoder_start: int | None = None, tell: Tell = nobody) -> ExampleStore:
+                  decoder_start: int | None = None, learns: str = ANSWERS, tell: Tell = nobody) -> ExampleStore:
     """Return the examples of a recipe's sources, built into `cache` if they are not there yet. It needs data.max_length.
 
     Raises WrongUse if a source, the tokenizer or the template cannot be used, too many examples are too long, or nothing
@@ -259,7 +269,7 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     sources, max_length, validation_source = data.sources, data.max_length, data.validation_source
     assert max_length is not None
     assert task != "seq2seq" or decoder_start is not None
-    found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task)
+    found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task, learns=learns)
     everything, tokenizer, template = found.names, found.tokenizer, found.template
     parts = [make_part(*making, tell) for making in found.makings]
     for part, source in zip(parts, everything, strict=True):
@@ -343,6 +353,7 @@ def _shares_said(sources: Sequence[str], trains: Sequence[npt.NDArray[np.int64]]
 def _left_out(counts: Mapping[str, int]) -> list[str]:
     sentences = {
         "bad": "{} rows are bad and left out", "untrained": "{} rows have no trained token and are left out",
+        "tie": "{} pairs have equal answers and are left out",
         "dropped": "{} rows are too long and left out", "cut": "{} rows are too long and cut",
         "rewritten": "of {} conversations some turns are not trained: the chat template rewrites them later",
         "boundary": "{} prompts have other tokens alone than before their answer"}

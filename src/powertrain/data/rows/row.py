@@ -131,4 +131,22 @@ class Text:
     text: str
 
 
-Sample = Conversation | Pair | Span | Text
+@dataclass(frozen=True)
+class Preference:
+    """Two answers to one prompt, each as a whole conversation: the chosen one is preferred to the rejected one."""
+
+    chosen: Conversation
+    rejected: Conversation
+    shared: int                              # messages at the beginning of both: the prompt
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A conversation whose answer is desirable or not."""
+
+    messages: tuple[Message, ...]
+    shared: int                              # messages at the beginning that are the prompt
+    desirable: bool
+
+
+Sample = Conversation | Pair | Span | Text | Preference | Rating

@@ -12,15 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from powertrain.data.rows.files import FIELDS_NAMED, json_kind
-from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME, FORMATS, Format, Kind, SeveralTurns, single_exchange
+from powertrain.data.rows.formats import ALSO_CALLED, FORMATS, Format, Kind, SeveralTurns, single_exchange
+from powertrain.data.rows.formats import BY_NAME as OF_ANSWERS
+from powertrain.data.rows.preferences import PREFERENCE_FORMATS
 from powertrain.data.rows.row import BadRow, Conversation, Row, Sample
 from powertrain.records import WrongUse, several
 from powertrain.records.errors import did_you_mean
 
+COMPARED: Mapping[str, tuple[Kind, ...]] = {"preference": ("preference",), "rating": ("rating", "preference")}
+NEEDED = {"preference": "prompt, chosen and rejected", "rating": "prompt, completion and label, or prompt, chosen and rejected"}
 FITTING_SHARE = 0.5                          # of the first rows: a format that fits no more than these is not theirs
 PREFERENCES = ("chosen", "rejected")
+BY_NAME: Mapping[str, Format] = {**OF_ANSWERS, **{known.name: known for known in PREFERENCE_FORMATS}}
+ANSWERS = "answers"                          # what most objectives learn from; others from "preference" or "rating"
 KINDS: Mapping[Kind, str] = {"conversation": "conversations", "text": "plain text", "pair": "sequence-to-sequence data",
-                             "span": "extractive question-answering data"}
+                             "span": "extractive question-answering data", "preference": "pairs of answers",
+                             "rating": "rated answers"}
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,12 @@ class Schema:
         return single_exchange(sample) if self.kind == "pair" and isinstance(sample, Conversation) else sample
 
 
-def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, str], task: str) -> tuple[Schema, str]:
+def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, str], task: str,
+                learns: str = ANSWERS) -> tuple[Schema, str]:
     """Return how to read the data of which `rows` are the first, for a model that does `task`; and a sentence that states it.
 
-    `name` forces a format; `columns` maps our columns to the data's, and only formats that have them all are considered.
+    `learns`: "answers", "preference" (pairs) or "rating"; ratings are made of pairs too. `name` forces a format;
+    `columns` maps our columns to the data's, and only formats that have them all are considered.
     Raises WrongUse if nothing fits, or `task` cannot learn from it; the message has the columns and the cure.
     """
     if not rows:
@@ -66,8 +75,8 @@ def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, 
         taken = _taken(rows, known, columns)
         _check_taken(rows, known, taken, columns)
     else:
-        known, taken = _detected(rows, columns)
-    kind = _kind_for(known, " and ".join(taken.values()), task, named=name is not None, origin=rows[0].origin)
+        known, taken = _detected(rows, columns, learns)
+    kind = _kind_for(known, " and ".join(taken.values()), task, learns, named=name is not None, origin=rows[0].origin)
     schema = Schema(known.name, kind, taken)
     bad = [reason for row in rows if (reason := _fault(row, schema))]
     if len(bad) == len(rows):
@@ -90,7 +99,7 @@ def _fault(row: Row, schema: Schema) -> BadRow | None:
 
 
 def _check_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
-    ours = sorted({column.name for known in FORMATS for column in known.columns})
+    ours = sorted({column.name for known in BY_NAME.values() for column in known.columns})
     for wanted, theirs in columns.items():
         if wanted not in ours:
             raise WrongUse(f"data.columns names {wanted!r}, which no format has; known are {', '.join(ours)}"
@@ -116,16 +125,18 @@ def _fits(row: Row, known: Format, taken: Mapping[str, str]) -> bool:
     return all(column.optional if value is None else column.fits(value) for column, value in values)
 
 
-def _detected(rows: Sequence[Row], columns: Mapping[str, str]) -> tuple[Format, dict[str, str]]:
-    if not columns and sum(all(name in row.fields for name in PREFERENCES) for row in rows) > len(rows) * FITTING_SHARE:
+def _detected(rows: Sequence[Row], columns: Mapping[str, str], learns: str) -> tuple[Format, dict[str, str]]:
+    pairs = sum(all(name in row.fields for name in PREFERENCES) for row in rows)
+    if learns == ANSWERS and not columns and pairs > len(rows) * FITTING_SHARE:
         of_turns = isinstance(rows[0].fields.get("chosen"), list)
         cure = "data.format=messages data.columns={messages: chosen}" if of_turns else \
             "data.format=prompt_completion data.columns={completion: chosen}"
-        raise WrongUse(f"{rows[0].origin}: rows with chosen and rejected are preference data, for methods that compare two "
-                       f"answers, and these are not offered; to learn from the chosen answers alone, use '{cure}'")
+        raise WrongUse(f"{rows[0].origin}: rows with chosen and rejected are preference data; to learn which answer is better "
+                       f"use objective=dpo (or orpo, simpo, kto); to learn from the chosen answers alone, use '{cure}'")
     best: tuple[Format, dict[str, str]] | None = None
     most = int(len(rows) * FITTING_SHARE)
-    for known in FORMATS:
+    formats = FORMATS if learns == ANSWERS else [known for known in PREFERENCE_FORMATS if known.kind in COMPARED[learns]]
+    for known in formats:
         if not columns.keys() <= {column.name for column in known.columns}:
             continue
         taken = _taken(rows, known, columns)
@@ -134,6 +145,10 @@ def _detected(rows: Sequence[Row], columns: Mapping[str, str]) -> tuple[Format, 
             best, most = (known, taken), fitting
     if best is None:
         mapped = f" with {', '.join(f'{ours} in {theirs}' for ours, theirs in columns.items())}" if columns else ""
+        if learns != ANSWERS:
+            raise WrongUse(f"{rows[0].origin}: the columns {_shown(rows)} are no {KINDS[formats[0].kind]}{mapped}, from which "
+                           f"this objective learns; it needs rows with {NEEDED[learns]}; name other columns: "
+                           "data.columns={chosen: better, rejected: worse}")
         raise WrongUse(f"{rows[0].origin}: the columns {_shown(rows)} match no known format{mapped}. The formats are "
                        f"{', '.join(known.name for known in FORMATS)} (docs/fine-tuning.md). Name the format and its columns: "
                        "data.format=question_answer 'data.columns={question: title, answer: body}'")
@@ -154,8 +169,17 @@ def _check_taken(rows: Sequence[Row], known: Format, taken: Mapping[str, str], c
 # ------------------------------------------------------------------------------------------------ for which model
 
 
-def _kind_for(known: Format, columns: str, task: str, *, named: bool, origin: str) -> Kind:
+def _kind_for(known: Format, columns: str, task: str, learns: str, *, named: bool, origin: str) -> Kind:
     """Return the kind of sample as which a model that does `task` reads `known`. Raises WrongUse if it cannot learn from it."""
+    if (learns != ANSWERS or known.kind in COMPARED) and known.kind not in COMPARED.get(learns, ()):
+        cure = f"name the format of such rows, or use another objective than one that learns from {KINDS[_kind(learns)]}" \
+            if learns != ANSWERS else f"use objective={'kto' if known.kind == 'rating' else 'dpo'}"
+        raise WrongUse(f"{origin}: data.format={known.name} holds {KINDS[known.kind]}; {cure}")
+    if known.kind in COMPARED:
+        if task != "causal":
+            raise WrongUse(f"{origin}: preferences train a decoder, and this model is "
+                           f"{'an encoder-decoder' if task == 'seq2seq' else 'a question-answering head'}; use a decoder")
+        return _kind(learns)
     if task == "span" and known.kind != "span":
         raise WrongUse(f"{origin}: rows with {columns} are {KINDS[known.kind]}, and a question-answering head learns "
                        "from context, question and answers; use such data, or another model.task")
@@ -170,6 +194,10 @@ def _kind_for(known: Format, columns: str, task: str, *, named: bool, origin: st
                        f"{'an encoder-decoder' if task == 'seq2seq' else 'a decoder'}; use {able}, or "
                        f"data.format={known.name} to train it as a prompt and its answer")
     return "pair" if task == "seq2seq" else "conversation"
+
+
+def _kind(learns: str) -> Kind:
+    return "rating" if learns == "rating" else "preference"
 
 
 # ------------------------------------------------------------------------------------------------ the sentence

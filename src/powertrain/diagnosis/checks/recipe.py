@@ -128,7 +128,7 @@ def schedule(where: Situation) -> Iterator[Finding]:
         yield told("schedule.all_warm_up" if asked >= steps else "schedule.long_warm_up", warmup_steps=asked, steps=steps,
                    rate=recipe.learning_rate, last_rate=schedule_of(recipe, steps).at(steps - 1), share=asked / steps,
                    twentieth=steps // 20)
-    usual = usual_rate(recipe.method)
+    usual = usual_rate(recipe)
     if recipe.learning_rate > HIGH_RATE * usual:
         yield told("schedule.high_rate", learning_rate=recipe.learning_rate, usual=usual, times=recipe.learning_rate / usual,
                    method=recipe.method)

@@ -283,14 +283,14 @@ class Instability:
 
 def lower_rate(recipe: Recipe) -> float:
     """Return the method's default learning rate, or a third of the recipe's where that is no higher."""
-    usual = usual_rate(recipe.method)
+    usual = usual_rate(recipe)
     return usual if recipe.learning_rate > usual else recipe.learning_rate / LOWER
 
 
 def around(run: RunRecord, place: int) -> Instability:
     """Return the figures around `place`, the first bad one of `run.steps` (from 0), or their number where none follows."""
     recipe, number = run.recipe, run.steps[place].step if place < len(run.steps) else run.last_step + 1
-    usual, last = usual_rate(recipe.method), run.steps[min(place, len(run.steps) - 1)]
+    usual, last = usual_rate(recipe), run.steps[min(place, len(run.steps) - 1)]
     found: list[tuple[str, str, tuple[str, ...]]] = []       # the reason, the cure in words, the recipe words
     if recipe.max_grad_norm == 0:
         found.append(("the gradient was not clipped (max_grad_norm=0)", "clip the gradient's norm", ("max_grad_norm=1",)))

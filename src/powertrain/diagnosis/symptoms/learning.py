@@ -109,7 +109,7 @@ def uniform_loss(run: RunRecord) -> Iterator[Finding]:
     uniform, now = math.log(vocabulary), median(run.losses[-width:])
     if abs(now - uniform) > NEAR_UNIFORM * uniform:
         return
-    recipe, usual = run.recipe, usual_rate(run.recipe.method)
+    recipe, usual = run.recipe, usual_rate(run.recipe)
     low = recipe.learning_rate < usual
     yield told("uniform_loss.low_rate" if low else "uniform_loss.high_rate", loss=now, uniform_loss=uniform, width=width,
                vocabulary=vocabulary, steps=len(run.losses), run=run, usual=usual, norm=median(run.norms),
@@ -126,7 +126,7 @@ def no_progress(run: RunRecord) -> Iterator[Finding]:
     gain = levels[0] - levels[-1]
     if levels[0] < LEARNED or gain > max(LEAST_GAIN * levels[0], 3 * median_error(losses[:width])):
         return
-    recipe, usual = run.recipe, usual_rate(run.recipe.method)
+    recipe, usual = run.recipe, usual_rate(run.recipe)
     rate = recipe.learning_rate
     case = "low_rate" if rate <= usual / FAR_RATE else "high_rate" if rate >= usual * FAR_RATE else \
         "data" if recipe.method == "scratch" else "known_data"

@@ -48,6 +48,34 @@ def token_loss(model: Model, hidden: Tensor, targets: Tensor, trained: int | Non
     return (_with_terms(plain, logits, normaliser, terms) * (targets != IGNORE)).sum(-1)
 
 
+class Scores(Protocol):
+    """How the log-probabilities of targets are computed."""
+
+    def __call__(self, model: Model, hidden: Tensor, targets: Tensor, trained: int) -> Tensor:
+        """Return (N,) fp32: the log-probability of each of the N `trained` targets (R,) that are not IGNORE, in order."""
+
+
+def token_scores(model: Model, hidden: Tensor, targets: Tensor, trained: int) -> Tensor:
+    """Return the log-probabilities from all their logits at once. See `Scores`."""
+    places = trained_places(targets, trained)
+    logits = model.logits(hidden.index_select(0, places)).float()                # (N, V)
+    return logits.gather(1, targets[places][:, None]).squeeze(1) - logits.logsumexp(-1)
+
+
+def trained_places(targets: Tensor, trained: int | None) -> Tensor:
+    """Return the places (N,) of the targets that are not IGNORE, without a wait for the device where their number is known."""
+    counts = targets != IGNORE               # nonzero waits for the device; torch 2.11 has nothing else on MPS
+    places = counts.nonzero() if trained is None or counts.device.type == "mps" else \
+        torch.nonzero_static(counts, size=trained)
+    return places.squeeze(1)
+
+
+def scores_of(loss: Loss) -> Scores:
+    """Return how targets are scored where their loss is computed in this way: a loss in chunks says so by `scores`."""
+    found: Scores = token_scores if loss is token_loss else getattr(loss, "__self__").scores  # noqa: B009 - a method's object
+    return found
+
+
 def loss_of_all_rows(loss: Loss) -> Loss:
     """Return the same loss without leaving rows out: who records the work does not know how many rows have a target.
 
@@ -139,6 +167,70 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         return (None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
                 None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None, None, None)
+
+
+def chunked_scores(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor) -> Tensor:
+    """Return the log-probabilities (N,) of the targets at `places` as `Scores` does, `rows` rows at a time."""
+    assert isinstance(model, Decoder)                # no other model has a head of its own
+    dtype, weight = compute_dtype(hidden), model.head_weight
+    if not torch.is_grad_enabled():
+        hidden, weight = hidden.detach(), weight.detach()
+    with torch.autocast(hidden.device.type, enabled=False):
+        scores: Tensor = _ChunkedScores.apply(hidden, weight, targets, rows, dtype, places)  # type: ignore[no-untyped-call]
+    return scores
+
+
+class _ChunkedScores(torch.autograd.Function):
+    """Log-probabilities whose gradient by the hidden rows is made while their logits are there.
+
+    A row's gradient is that of its own score times what comes back for it, which the forward pass does not know: so the product
+    with it is made in the backward pass. The head's gradient is a sum over rows, so where the head is trained its logits are
+    computed again there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
+                places: Tensor) -> Tensor:
+        wants_hidden, ctx.wants_weight = ctx.needs_input_grad[:2]
+        head, wanted = weight.to(dtype), targets[places]
+        scores, normalisers = torch.empty(len(places), device=hidden.device), torch.empty(len(places), device=hidden.device)
+        by_hidden = hidden.new_empty(len(places), hidden.shape[1]) if wants_hidden else None
+        for first in range(0, len(places), rows):
+            chunk = slice(first, first + rows)
+            logits = (hidden[places[chunk]].to(dtype) @ head.T).float()          # (rows, V)
+            normalisers[chunk] = logits.logsumexp(-1)
+            scores[chunk] = logits.gather(1, wanted[chunk][:, None]).squeeze(1) - normalisers[chunk]
+            if by_hidden is not None:
+                by_hidden[chunk] = (_by_logits(logits, normalisers[chunk], wanted[chunk]).to(dtype) @ head).to(hidden.dtype)
+        again = (hidden, weight, wanted, normalisers) if ctx.wants_weight else ()
+        ctx.rows, ctx.dtype, ctx.shape = rows, dtype, hidden.shape
+        ctx.save_for_backward(places, by_hidden, *again)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (places, by_hidden, *again), factors = ctx.saved_tensors, gradients[0][:, None]      # (N, 1)
+        ctx.maybe_clear_saved_tensors()
+        to_hidden = None
+        if by_hidden is not None:
+            to_hidden = by_hidden.new_zeros(ctx.shape).index_copy_(0, places, by_hidden * factors.to(by_hidden.dtype))
+        if not ctx.wants_weight:
+            return to_hidden, None, None, None, None, None
+        hidden, weight, wanted, normalisers = again
+        head, to_weight = weight.to(ctx.dtype), torch.zeros_like(weight, dtype=torch.float32)
+        for first in range(0, len(places), ctx.rows):
+            chunk = slice(first, first + ctx.rows)
+            x = hidden[places[chunk]].to(ctx.dtype)
+            by_logits = _by_logits((x @ head.T).float(), normalisers[chunk], wanted[chunk])
+            to_weight += (by_logits * factors[chunk]).to(ctx.dtype).T @ x
+        return to_hidden, to_weight, None, None, None, None
+
+
+def _by_logits(logits: Tensor, normalisers: Tensor, targets: Tensor) -> Tensor:
+    """Return the gradient of each row's log-probability by its logits (rows, V), whose place it takes: one-hot - softmax."""
+    gradient = logits.sub_(normalisers[:, None]).exp_().neg_()
+    gradient[torch.arange(len(targets), device=targets.device), targets] += 1
+    return gradient
 
 
 def _with_terms(plain: Tensor, logits: Tensor, normaliser: Tensor, terms: Terms) -> Tensor:
