@@ -56,10 +56,10 @@ def test_the_prompt_of_several_turns_ends_where_the_answers_part() -> None:
 
 @pytest.mark.parametrize(("label", "desirable"), [(True, True), (False, False), (1, True), ("false", False)])
 def test_a_rated_answer_is_recognised(label: Any, desirable: bool) -> None:
-    assert read({"prompt": "u", "completion": "a", "label": label}, "rating") == Rating(ASKED.chosen.messages, 1, desirable)
+    assert read({"prompt": "u", "completion": "a", "label": label}, "rating") == Rating(ASKED.chosen, 1, desirable)
     messages = [USER, GOOD]
     assert read({"messages": [USER], "completion": [GOOD], "kto_tag": label}, "rating").shared == 1
-    assert read({"completion": messages, "label": label}, "rating") == Rating(ASKED.chosen.messages, 1, desirable)
+    assert read({"completion": messages, "label": label}, "rating") == Rating(ASKED.chosen, 1, desirable)
 
 
 @pytest.mark.parametrize(("fields", "learns", "said"), [
@@ -127,6 +127,40 @@ def test_texts_need_no_template_and_get_an_end(store_of: Any) -> None:
     chosen, rejected = store.example(0).documents
     assert store.tokenizer.decode(chosen.targets[chosen.targets != IGNORE]) == " sat<|im_end|>"
     assert store.tokenizer.decode(rejected.inputs) == "the cat on"
+
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])], ids=["list", "text"])
+def test_tools_stand_in_the_prompt_of_both_answers(tools: Any, store_of: Any) -> None:
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}
+    pair = {**PAIR, "chosen": [call], "tools": tools}
+    store = store_of([pair, {**pair, "tools": []}], max_length=400)
+    example = store.example(0)
+    chosen, rejected = example.documents
+    for document in (chosen, rejected):
+        assert '"name": "add"' in store.tokenizer.decode(document.inputs[:example.shared])
+    assert "<tool_call>" in store.tokenizer.decode(chosen.targets[chosen.targets != IGNORE])
+    (bad,) = [problem for problem in store.problems if problem.kind == "bad"]
+    assert "calls 'add', which is none of the row's tools" in bad.reason
+    row = {"prompt": PAIR["prompt"], "completion": [call], "label": True, "tools": tools}
+    rated = store_of([row], "rating", max_length=400)
+    assert '"name": "add"' in rated.tokenizer.decode(rated.example(0).inputs)
+
+
+REWRITING = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+             "{{ (m.content if loop.last else m.content.split('!')[-1]) + '<|im_end|>\n' }}{% endfor %}"
+             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+
+def test_an_answer_of_several_turns_that_the_template_rewrites_is_named(store_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "rewriting.jinja").write_text(REWRITING)
+    turns = [{"role": "assistant", "content": "the ! cat"}, {"role": "user", "content": "what"}]
+    pair = {**PAIR, "chosen": [*turns, *PAIR["chosen"]], "rejected": [*turns, *PAIR["rejected"]]}
+    store = store_of([PAIR, {**pair, "rejected": PAIR["rejected"]}], chat_template=str(tmp_path / "rewriting.jinja"))
+    (bad,) = [problem for problem in store.problems if problem.kind == "bad"]
+    assert "rewrites turns before the last one, and the answer has 2 turns" in bad.reason
 
 
 def test_bad_pairs_and_ties_are_named_by_line(store_of: Any) -> None:

@@ -69,7 +69,7 @@ def prompt_of(sample: Sample) -> str:
     if isinstance(sample, Preference):
         return prompt_of(Conversation(sample.chosen.messages[:sample.shared]))
     if isinstance(sample, Rating):
-        return prompt_of(Conversation(sample.messages[:sample.shared]))
+        return prompt_of(Conversation(sample.conversation.messages[:sample.shared]))
     if isinstance(sample, Pair):
         return sample.source.strip()
     return f"{sample.question.strip()}\0{sample.context.strip()}" if isinstance(sample, Span) else sample.text.strip()

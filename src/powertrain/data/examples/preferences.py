@@ -14,7 +14,7 @@ import numpy as np
 
 from powertrain.data.examples.encoding import ConversationEncoder, Encoded, EncodedRow
 from powertrain.data.examples.templates import Marked
-from powertrain.data.rows.row import BadRow, Message, Preference, Rating
+from powertrain.data.rows.row import BadRow, Conversation, Preference, Rating
 
 SIDES = ("chosen", "rejected")
 
@@ -22,13 +22,13 @@ SIDES = ("chosen", "rejected")
 class ComparedEncoder(ConversationEncoder):
     """Encodes conversations of which only the answers behind the prompt are trained."""
 
-    def sides(self, conversations: Sequence[tuple[Sequence[Message], int]]) -> list[EncodedRow]:
+    def sides(self, conversations: Sequence[tuple[Conversation, int]]) -> list[EncodedRow]:
         """Return the row of each conversation, given with the number of its turns that are the prompt."""
         rows = [EncodedRow() for _ in conversations]
         marked: dict[int, Marked] = {}
-        for number, (messages, shared) in enumerate(conversations):
+        for number, (conversation, shared) in enumerate(conversations):
             try:
-                marked[number] = self._behind(messages, shared)
+                marked[number] = self._behind(conversation, shared)
             except BadRow as error:
                 rows[number].refused, rows[number].reason = "bad", str(error)
         for number, (found, places) in zip(marked, self._placed(list(marked.values())), strict=True):
@@ -40,11 +40,14 @@ class ComparedEncoder(ConversationEncoder):
             self._cut(row, found.ids, places)
         return rows
 
-    def _behind(self, messages: Sequence[Message], shared: int) -> Marked:
+    def _behind(self, conversation: Conversation, shared: int) -> Marked:
         """Return the conversation's text, with the assistant's turns behind the prompt as the trained places."""
         assert self.template is not None
-        marked = self.template.marked(messages, "assistant")
-        answers = sum(message.role == "assistant" for message in messages[shared:])
+        marked = self.template.marked(conversation.messages, "assistant", conversation.tools)
+        answers = sum(message.role == "assistant" for message in conversation.messages[shared:])
+        if marked.rewritten and answers > 1:     # the places that are left may be of the prompt
+            raise BadRow(f"the chat template rewrites turns before the last one, and the answer has {answers} turns; end it "
+                         "with its first turn")
         return marked._replace(trained=marked.trained[-answers:])
 
 
@@ -52,7 +55,7 @@ class PreferenceEncoder(ComparedEncoder):
     """Makes one example of a pair: `answer` of the stored example is the ids of its chosen document, and the shared inputs."""
 
     def encode(self, samples: Sequence[Any]) -> list[EncodedRow]:
-        sides = self.sides([(side.messages, sample.shared) for sample in samples for side in (sample.chosen, sample.rejected)])
+        sides = self.sides([(side, sample.shared) for sample in samples for side in (sample.chosen, sample.rejected)])
         return [_paired(*sides[place:place + 2]) for place in range(0, len(sides), 2)]
 
 
@@ -61,14 +64,14 @@ class RatingEncoder(ComparedEncoder):
 
     def encode(self, samples: Sequence[Any]) -> list[EncodedRow]:
         each = [_ratings(sample) for sample in samples]
-        found = iter(self.sides([(rating.messages, rating.shared) for ratings in each for rating in ratings]))
+        found = iter(self.sides([(rating.conversation, rating.shared) for ratings in each for rating in ratings]))
         return [_joined([(next(found), rating.desirable) for rating in ratings]) for ratings in each]
 
 
 def _ratings(sample: Rating | Preference) -> list[Rating]:
     if isinstance(sample, Rating):
         return [sample]
-    return [Rating(sample.chosen.messages, sample.shared, True), Rating(sample.rejected.messages, sample.shared, False)]
+    return [Rating(sample.chosen, sample.shared, True), Rating(sample.rejected, sample.shared, False)]
 
 
 def _refused(sides: Sequence[EncodedRow], row: EncodedRow) -> bool:

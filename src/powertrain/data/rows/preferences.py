@@ -7,12 +7,13 @@ Names and meanings are TRL's (its page "Dataset formats"); LLaMA-Factory's names
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from powertrain.data.rows.files import json_kind
-from powertrain.data.rows.formats import Column, Format, Values, conversation, is_blank, turns_of
+from powertrain.data.rows.formats import TOOLS, Column, Format, Values, conversation, is_blank, turns_of
 from powertrain.data.rows.row import BadRow, Conversation, Message, Preference, Rating
+from powertrain.data.rows.tools import tools_of
 
 RATINGS = {"true": True, "false": False, "1": True, "0": False, "good": True, "bad": False, "desirable": True,
            "undesirable": False}
@@ -28,7 +29,7 @@ class PairFormat(Format):
             sides = [_whole(prompt, _answer(values[name], name), name) for name in ("chosen", "rejected")]
         else:
             sides = _without_prompt(values)
-        chosen, rejected = (conversation(side) for side in sides)
+        chosen, rejected = (conversation(side, _tools(values)) for side in sides)
         shared = _shared([chosen.messages, rejected.messages])
         for name, side in (("chosen", chosen), ("rejected", rejected)):
             _check_ends(side, shared, name)
@@ -42,11 +43,11 @@ class RatingFormat(Format):
         del as_prompt
         desirable = _rating(values["label"])
         answer = _answer(values["completion"], "completion")
-        found = conversation(_whole(_prompt(values), answer, "completion") if "prompt" in values else answer)
+        found = conversation(_whole(_prompt(values), answer, "completion") if "prompt" in values else answer, _tools(values))
         last = max((place for place, turn in enumerate(found.messages) if turn.role != "assistant"), default=-1) + 1
         shared = min(last, len(found.messages) - len(answer)) if "prompt" in values else last
         _check_ends(found, shared, "completion")
-        return Rating(found.messages, shared, desirable)
+        return Rating(found, shared, desirable)
 
 
 def _prompt(values: Values) -> list[Message]:
@@ -56,6 +57,10 @@ def _prompt(values: Values) -> list[Message]:
     if isinstance(system, str) and not is_blank(system):
         turns = [Message("system", system), *turns]
     return turns
+
+
+def _tools(values: Values) -> tuple[Mapping[str, Any], ...]:
+    return tools_of(values["tools"], "tools") if "tools" in values else ()
 
 
 def _answer(value: Any, column: str) -> list[Message]:
@@ -127,8 +132,8 @@ SYSTEM = _column("system", "system_prompt", optional=True, holds="text")
 CHOSEN = _column("chosen", "chosen_response", "response_chosen", "preferred", "accepted")
 REJECTED = _column("rejected", "rejected_response", "response_rejected", "dispreferred", "non_preferred")
 PREFERENCE_FORMATS: tuple[Format, ...] = (
-    PairFormat("preference", "preference", (_column("prompt", *PROMPT, optional=True), CHOSEN, REJECTED, SYSTEM)),
+    PairFormat("preference", "preference", (_column("prompt", *PROMPT, optional=True), CHOSEN, REJECTED, SYSTEM, TOOLS)),
     RatingFormat("rating", "rating", (_column("prompt", *PROMPT, optional=True),
                                       _column("completion", "response", "output", "answer"),
-                                      _column("label", "kto_tag", "desirable", holds="rating"), SYSTEM)),
+                                      _column("label", "kto_tag", "desirable", holds="rating"), SYSTEM, TOOLS)),
 )

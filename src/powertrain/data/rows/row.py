@@ -144,7 +144,7 @@ class Preference:
 class Rating:
     """A conversation whose answer is desirable or not."""
 
-    messages: tuple[Message, ...]
+    conversation: Conversation
     shared: int                              # messages at the beginning that are the prompt
     desirable: bool
 
