@@ -136,7 +136,7 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "
 def test_tools_stand_in_the_prompt_of_both_answers(tools: Any, store_of: Any) -> None:
     call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}
     pair = {**PAIR, "chosen": [call], "tools": tools}
-    store = store_of([pair, {**pair, "tools": []}], max_length=400)
+    store = store_of([pair, {**pair, "tools": []}], max_length=400, chat_template="plain")
     example = store.example(0)
     chosen, rejected = example.documents
     for document in (chosen, rejected):
@@ -145,7 +145,7 @@ def test_tools_stand_in_the_prompt_of_both_answers(tools: Any, store_of: Any) ->
     (bad,) = [problem for problem in store.problems if problem.kind == "bad"]
     assert "calls 'add', which is none of the row's tools" in bad.reason
     row = {"prompt": PAIR["prompt"], "completion": [call], "label": True, "tools": tools}
-    rated = store_of([row], "rating", max_length=400)
+    rated = store_of([row], "rating", max_length=400, chat_template="plain")
     assert '"name": "add"' in rated.tokenizer.decode(rated.example(0).inputs)
 
 
