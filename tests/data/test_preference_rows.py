@@ -136,7 +136,7 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "
 def test_tools_stand_in_the_prompt_of_both_answers(tools: Any, store_of: Any) -> None:
     call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}
     pair = {**PAIR, "chosen": [call], "tools": tools}
-    store = store_of([pair, {**pair, "tools": []}], max_length=400, chat_template="plain")
+    store = store_of([pair, {**pair, "tools": [{"name": "sub"}]}], max_length=400, chat_template="plain")
     example = store.example(0)
     chosen, rejected = example.documents
     for document in (chosen, rejected):
