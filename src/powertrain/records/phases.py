@@ -72,7 +72,7 @@ class ScoringReference(Phase):
     """The frozen reference scores the answers of all examples, once for these examples and this model."""
 
     about = "reference"
-    says = "scoring {examples:,} examples with the reference (once, then cached)"
+    says = "scoring {examples:,} examples with the reference"
     examples: int
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
+from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,6 +96,10 @@ class ChunkedCrossEntropy(Technique):
     @classmethod
     def _without_triton(cls, run: PlannedRun) -> Refusal | None:
         """Return why Triton's kernel cannot run here, or None."""
+        if (objective := objective_of(run.recipe)).rows != "answers":
+            return cls.refuse(Why.DOES_NOT_APPLY, f"Triton's kernel computes losses, and the objective {objective.name} needs "
+                              "the log-probability of each target; use kernels=torch",
+                              cure=("techniques.chunked_cross_entropy.kernels=torch",))
         if run.hardware.device != "cuda":
             return cls.refuse(Why.HARDWARE_LACKS, "Triton's kernel needs a GPU, and this run computes on "
                               f"{run.hardware.device!r}; use kernels=torch",
