@@ -45,6 +45,20 @@ def test_each_kind_of_bad_row_goes_to_the_record_and_the_others_stay_as_they_are
             (tmp_path / "rows.jsonl").read_text().splitlines()] == rows           # the source is what it was
 
 
+def test_pairs_of_answers_are_judged_as_pairs(tmp_path):
+    first, second = ({"prompt": text, "chosen": " yes.", "rejected": " no."} for text in ENGLISH[:2])
+    tie, other_answer = {**second, "rejected": " yes."}, {**first, "rejected": " " + ENGLISH[2]}
+    rows = [first, {**first, "id": 2}, tie, second, {**second, "chosen": " "}, {**second, "chosen": " word" * 60}, other_answer]
+    found, left, record = cleaned(tmp_path, rows, Rules(near=None))
+    assert left == [first, second, other_answer]
+    assert [entry["kind"] for entry in record[1:]] == ["duplicate", "tie", "empty", "cut"]
+    rated = [{"prompt": ENGLISH[0], "completion": " yes.", "label": True}, {"prompt": " ", "completion": " yes.", "label": True}]
+    (tmp_path / "rated").mkdir()
+    found, left, _ = cleaned(tmp_path / "rated", rated, Rules(near=None))
+    assert left == rated[:1]
+    assert dict(found.removed) == {"empty": 1}
+
+
 def test_every_check_can_be_switched_off(tmp_path):
     rows = [asked(ENGLISH[0]), asked(ENGLISH[0]), asked(GERMAN), asked(ENGLISH[2] * 3)]
     found, left, _ = cleaned(tmp_path, rows, OFF)

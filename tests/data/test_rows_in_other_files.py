@@ -64,7 +64,24 @@ def test_a_shape_keeps_what_is_learned_and_the_other_columns(tmp_path, rows, sha
     assert [row.get("id") for row in found] == [row.get("id") for row in rows]
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_pairs_and_ratings_get_columns_of_turns(tmp_path, ending):
+    user, good, bad = ({"role": role, "content": text} for role, text in
+                       (("user", "u"), ("assistant", "a"), ("assistant", "b")))
+    pair = {"question": "u", "chosen": "a", "rejected": "b", "id": 1}
+    rated = {"conversations": [{"from": "human", "value": "u"}], "response": {"from": "gpt", "value": "a"},
+             "kto_tag": True}
+    for shape, row, wanted in (
+            ("preference", pair, {"id": 1, "prompt": [user], "chosen": [good], "rejected": [bad]}),
+            ("rating", rated, {"prompt": [user], "completion": [good], "label": True})):
+        out = tmp_path / f"{shape}{ending}"
+        convert(str(json_lines(tmp_path / "rows.jsonl", [row] * 3)), out, cache=tmp_path, shape=shape)
+        assert rows_in(out, tmp_path) == [wanted] * 3
+
+
 @pytest.mark.parametrize(("rows", "ending", "options", "says"), [
+    ([{"prompt": "u", "chosen": "a", "rejected": "b"}], ".jsonl", {"shape": "rating"}, "two ratings; write it as preference"),
+    ([{"prompt": "u", "completion": "a"}], ".jsonl", {"shape": "preference"}, "needs rows with prompt, chosen and rejected"),
     (TOOLS, ".jsonl", {"shape": "alpaca"}, r"rows.jsonl:1: alpaca has no place for tools; use messages or sharegpt"),
     (TOOLS, ".jsonl", {"shape": "sharegpt"}, r"rows.jsonl:1: sharegpt has no place for a tool_call_id"),
     (TOOLS, ".parquet", {}, r"rows.jsonl:[12].*column 'messages'|PARQUET cannot hold the column 'messages'"),

@@ -23,7 +23,9 @@ import real_cuda
 import torch
 from kinds_of_runs import SIZES, ragged_examples
 
-from powertrain.data.example import collate_padded
+from example_folders import chat_folder, examples_of, json_lines
+from powertrain.data.example import Example, collate_padded
+from powertrain.facts.data import example_facts
 from powertrain.facts.hardware import read_hardware, read_processor
 from powertrain.facts.model import model_facts
 from powertrain.facts.software import read_software
@@ -41,11 +43,13 @@ from powertrain.run.material import Material
 from powertrain.run.prepare import Prepared, build_setup
 from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.loop import State, StepResult, evaluate, new_state, train
+from powertrain.training.objectives import objective_of
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 from powertrain.use.generation import Sampling, generate_ids, open_feed
 
 STEPS, BATCH, EXAMPLES = 1, 3, 6
+VOCABULARY = 330                             # of the tokenizer of example_folders.py
 IS_REAL = torch.backends.cuda.is_built()
 
 
@@ -57,30 +61,53 @@ class Run:
     method: str
     techniques: Mapping[str, Any] = field(default_factory=dict)
     capability: Sequence[int] = (9, 0)
+    objective: str = "next_token"
     fault: str = ""
 
 
-def prepared_for(run: Run, hardware: Any) -> Prepared:
-    """Return the plan of the run with all that it is made of, as `powertrain plan` has it."""
+def prepared_for(run: Run, hardware: Any, folder: Path) -> Prepared:
+    """Return the plan of the run with all that it is made of, as `powertrain plan` has it. Files are made in `folder`."""
     heads = {"kv_heads": 2 if FAMILIES[run.family].grouped_heads else 4, "heads": 4}
-    config, _ = make_config(run.family, **(SIZES | heads | {"width": 64, "layers": 1}))  # type: ignore[arg-type]
+    sizes = SIZES | heads | {"width": 64, "layers": 1, "vocabulary": VOCABULARY}
+    config, _ = make_config(run.family, **sizes)  # type: ignore[arg-type]
     adapters = None if run.method == "full" else AdapterConfig(r=4, alpha=8.0)
     recipe = Recipe.model_validate({"method": run.method, "max_steps": STEPS, "train_batch_size": BATCH, "seed": 5,
-                                    "model": {"path": "nowhere"}, "techniques": run.techniques})
+                                    "objective": {"name": run.objective}, "model": {"path": "nowhere"},
+                                    "techniques": run.techniques})
     stored = {"full": "fp32", "lora": "bf16", "qlora": "nf4"}[run.method]
     model = model_facts(config, method=run.method, adapters=adapters, frozen_dtype=stored)
+    objective = objective_of(recipe)
+    training, held_out, data = texts() if objective.rows == "answers" else answers(objective.rows, folder)
+    facts = Facts(hardware, read_software(hardware), model, data, loss_has_terms=objective.has_terms,
+                  has_reference=objective.has_reference)
+    plan = make_plan(facts, recipe, STEPS)
+    resolved: Any = SimpleNamespace(recipe=recipe)
+    material = Material(resolved, model, data, training, held_out, collate_padded, None,  # type: ignore[arg-type]
+                        partial(build, config, adapters, run.method), config=config, adapters=adapters)
+    return Prepared(facts, material, plan, STEPS)
+
+
+Examples = tuple[Sequence[Example], Sequence[Example], DataFacts]           # to train on, held out, and what is known of them
+
+
+def texts() -> Examples:
+    """Return examples of several lengths."""
     examples = ragged_examples(EXAMPLES)
     lengths = sorted(example.tokens for example in examples)
     quantiles = {"min": lengths[0], "p10": lengths[1], "p50": lengths[3], "p90": lengths[4], "max": lengths[-1]}
     data = DataFacts("test", "0" * 64, 1, 400, 400, "char", 50, 337, 60, 60, block=sum(lengths) // len(lengths), stride=12,
                      examples=len(examples), train_batch_size=BATCH, kind="conversation", max_length=lengths[-1],
                      length_quantiles=quantiles, trained_share=0.7)
-    facts = Facts(hardware, read_software(hardware), model, data)
-    plan = make_plan(facts, recipe, STEPS)
-    resolved: Any = SimpleNamespace(recipe=recipe)
-    material = Material(resolved, model, data, examples, examples[:2], collate_padded, None,  # type: ignore[arg-type]
-                        partial(build, config, adapters, run.method), config=config, adapters=adapters)
-    return Prepared(facts, material, plan, STEPS)
+    return examples, examples[:2], data
+
+
+def answers(rows: str, folder: Path) -> Examples:
+    """Return pairs of answers, or rated ones: `rows` says which."""
+    compared: list[object] = [{"prompt": f"what is {number}?", "chosen": "it is three" * (1 + number % 2), "rejected": "a cat"}
+                              for number in range(EXAMPLES)]
+    store = examples_of(json_lines(folder / "pairs.jsonl", compared), tokenizer_folder=chat_folder(folder / "tokenizer"),
+                        cache=folder, max_length=64, validation_share=0.3, learns=rows)
+    return store.training, store.validation, example_facts(store, train_batch_size=BATCH)
 
 
 def build(config: ModelConfig, adapters: AdapterConfig | None, method: str) -> Decoder:
@@ -114,7 +141,7 @@ def carry_out(run: Run, device: Device, folder: Path) -> Found:
     hardware = read_hardware(folder, measure=False)
     hardware = replace(hardware, peak_flops_per_s=dict(hardware.datasheet_flops_per_s), bandwidth_bytes_per_s=3e12)
     assert hardware.device == "cuda"
-    prepared = prepared_for(run, hardware)
+    prepared = prepared_for(run, hardware, folder)
     with device.answering():                 # what a technique confirms, it may read
         setup = with_fault(build_setup(prepared), run.fault)
     apart = [name for name, tensor in setup.model.state_dict().items() if tensor.device.type != "cuda"]
@@ -132,9 +159,9 @@ def carry_out(run: Run, device: Device, folder: Path) -> Found:
         return Found(prepared.plan.names, float(first.loss), float(first.grad_norm))
 
 
-def on_the_cpu(run: Run) -> Found:
+def on_the_cpu(run: Run, folder: Path) -> Found:
     """The first step of the same model on the same examples, on the CPU, in fp32, with what a CPU's plan has."""
-    prepared = prepared_for(replace(run, techniques={}), read_processor())
+    prepared = prepared_for(replace(run, techniques={}), read_processor(), folder)
     setup = build_setup(prepared)
     [first] = take_steps(setup, new_state(setup, 0.1), 1)
     return Found(prepared.plan.names, float(first.loss), float(first.grad_norm))
@@ -230,7 +257,7 @@ def main() -> None:
                 found = asdict(carry_out(Run(**given), device, Path(folder)))
                 found |= {"launched": len(device.launched), "waited": device.waited}
                 if IS_REAL:
-                    found["on_the_cpu"] = asdict(on_the_cpu(Run(**given)))
+                    found["on_the_cpu"] = asdict(on_the_cpu(Run(**given), Path(folder)))
             except PinRefused as refusal:
                 found = {"refused": str(refusal)}
             except Exception as error:

@@ -46,6 +46,12 @@ class Bundle:
     pins: Mapping[str, Any]
     methods: tuple[str, ...] = METHODS
     capability: tuple[int, int] = (9, 0)
+    objective: str = "next_token"
+
+    def case(self, method: str, family: str) -> dict[str, Any]:
+        """Return the run with one of the methods, as cuda_runs.py takes it."""
+        return {"family": family, "method": method, "techniques": self.pins, "capability": self.capability,
+                "objective": self.objective}
 
 
 BUNDLES = {
@@ -66,6 +72,9 @@ BUNDLES = {
     "dequantised": Bundle({"dequantised_cache": "on"}, ("qlora",)),
     "8-bit states": Bundle({"eight_bit_adamw": "on"}, ("full", "lora")),
     "paged": Bundle({"paged_adamw": "on"}, ("full", "qlora")),       # states below 100,000 numbers are never paged
+    "pairs": Bundle({"stored_reference": "on", "shared_prompt": "on"}, objective="dpo"),
+    "pairs and their reference": Bundle({"stored_reference": "off"}, ("full", "lora"), objective="dpo"),
+    "rated answers": Bundle({}, ("lora",), objective="kto"),
 }
 
 WAITING = {"eight_bit_adamw", "paged_adamw"}     # bitsandbytes waits for the GPU after the update of each tensor
@@ -81,10 +90,8 @@ CASES: dict[str, dict[str, Any]] = {}
 for number, (name, bundle) in enumerate(BUNDLES.items()):
     for shift, method in enumerate(bundle.methods):
         family = list(FAMILIES)[(number + 3 * shift) % len(FAMILIES)]
-        CASES[f"{name}, {method}, {family}"] = {"family": family, "method": method, "techniques": bundle.pins,
-                                                "capability": bundle.capability}
-EVERY = {f"{name}, {method}, {family}": {"family": family, "method": method, "techniques": bundle.pins,
-                                         "capability": bundle.capability}
+        CASES[f"{name}, {method}, {family}"] = bundle.case(method, family)
+EVERY = {f"{name}, {method}, {family}": bundle.case(method, family)
          for name, bundle in BUNDLES.items() for method in bundle.methods for family in FAMILIES}      # with --combinations
 COVERED = {(case["family"], case["method"]) for case in CASES.values()}
 for family, method in ((family, method) for family in FAMILIES for method in METHODS):
@@ -123,7 +130,8 @@ def outcomes(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     libraries = [] if IS_REAL else [str(library(request.config.cache.mkdir("fake_cuda")))]
     more = EVERY if request.config.getoption("--combinations") else {}
     faults = {} if IS_REAL else {fault: {"family": "llama", "method": "full", "fault": fault} for fault in FAULTS}
-    paths = [str(Path(__file__).parents[1] / "techniques"), str(Path(__file__).parent), *sys.path]
+    tests = Path(__file__).parents[1]
+    paths = [str(tests), str(tests / "techniques"), str(tests / "gpu"), *sys.path]
     done = subprocess.run([sys.executable, "-c", BEGIN, *libraries], input=json.dumps(CASES | more | faults), text=True,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -137,7 +145,8 @@ def test_a_run_leaves_nothing_on_the_cpu_and_waits_only_where_it_may(outcomes: M
         pytest.skip(f"not with this GPU and this software: {found['refused']}")
     assert "error" not in found, found["trace"]
     assert "refused" not in found, found["refused"]
-    assert set((EVERY | CASES)[case].get("techniques", {})) - {"packing"} <= set(found["techniques"])
+    pins = (EVERY | CASES)[case].get("techniques", {})
+    assert {name for name, setting in pins.items() if setting != "off"} <= set(found["techniques"])
     # torch sees no wait of bitsandbytes on a real GPU
     assert bool(found["waited"]) is (not IS_REAL and bool(WAITING & set(found["techniques"])))
 

@@ -22,6 +22,7 @@ from powertrain.models.kernels.attention import sdpa_attention
 from powertrain.models.kernels.losses import token_scores
 from powertrain.recipe import resolve
 from powertrain.records import IGNORE, WrongUse
+from powertrain.run.material import check_shape
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.packing import Packing
 from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
@@ -340,7 +341,9 @@ def test_wrong_settings_say_what_to_use(words: list[str], said: str) -> None:
         objective_of(resolve("default", words).recipe)
 
 
-def test_training_from_scratch_is_refused(facts: Any) -> None:
-    assert "model.path=FOLDER" in (Dpo().why_not(facts.model) or "")
+def test_training_from_scratch_is_refused_before_any_data_is_read() -> None:
+    recipe = resolve(None, ["objective=dpo"]).recipe
+    with pytest.raises(WrongUse, match="dpo compares answers of a trained model; name one with model.path=FOLDER"):
+        check_shape(recipe)
     assert "decoders" in (Dpo().why_not(replace(facts.model, method="full", task="seq2seq")) or "")
     assert Dpo().why_not(replace(facts.model, method="full")) is None

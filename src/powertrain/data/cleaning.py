@@ -24,14 +24,27 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from powertrain.data.rows.reading import read_rows
-from powertrain.data.rows.row import BadRow, Conversation, Empty, Pair, Rejected, Row, Sample, Text
-from powertrain.data.rows.schemas import Schema, find_schema
+from powertrain.data.rows.row import (
+    BadRow,
+    Conversation,
+    Empty,
+    Pair,
+    Preference,
+    Rating,
+    Rejected,
+    Row,
+    Sample,
+    Text,
+    Tie,
+)
+from powertrain.data.rows.schemas import ANSWERS, Schema, find_schema
 from powertrain.data.rows.writing import check_output, draft_of, write_rows
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
 
 LOOKED_AT = 64               # rows, to find out what they mean
-TASKS = ("causal", "seq2seq", "span")        # of models that might learn from the rows
+# the tasks of models that might learn from the rows, and what they would learn from
+READERS = (("causal", ANSWERS), ("seq2seq", ANSWERS), ("span", ANSWERS), ("causal", "preference"), ("causal", "rating"))
 HASHES, FOUND_SHARE = 128, 0.95
 BANDS = (64, 32, 16, 8, 4)   # of HASHES; the fewest that find FOUND_SHARE of the pairs at the threshold
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")          # scripts without spaces: each character
@@ -40,7 +53,7 @@ GOES_ON = ",([{"             # a text that ends so, or in a letter of a script w
 LINE_OF_LIST = re.compile(r"^\s*([-*+•#|>]|\d+[.)])")
 FENCE = "```"
 RECORD = ".removed.jsonl"
-REASONS = ("unreadable", "empty", "cut", "language", "duplicate", "near duplicate")
+REASONS = ("unreadable", "empty", "tie", "cut", "language", "duplicate", "near duplicate")
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,8 @@ class Reading:
         if self.schema is None:
             return _blank_refused(_all_text(row.fields), "all its columns are empty"), ""
         sample = self.schema.read(row.fields)
+        if isinstance(sample, Preference) and sample.chosen == sample.rejected:
+            raise Tie("its chosen and its rejected answer are equal")
         return _said_in(sample), _answer_in(sample)
 
 
@@ -173,14 +188,16 @@ def _reading(everything: Callable[[], Iterator[Row | Rejected]], rules: Rules, n
             raise WrongUse(f"{source} has no column {rules.column!r}; there are {', '.join(there)}"
                            f"{did_you_mean(rules.column, there)}")
         return Reading(None, rules.column, f"rows are judged by their column {rules.column!r}")
-    for task in TASKS:
+    refused: WrongUse | None = None
+    for task, learns in READERS:
         try:
-            schema, said = find_schema(first, name=name, columns=columns, task=task)
-        except WrongUse:
-            if name is not None or columns or not first:
-                raise
+            schema, said = find_schema(first, name=name, columns=columns, task=task, learns=learns)
+        except WrongUse as error:
+            refused = refused or error
             continue
         return Reading(schema, None, said)
+    if refused is not None and (name is not None or columns or not first):
+        raise refused
     return Reading(None, None, "rows are of no format for training, and are judged by all their text")
 
 
@@ -202,10 +219,16 @@ def _said_in(sample: Sample) -> str:
     if isinstance(sample, Conversation):
         calls = (json.dumps([call.name, call.arguments]) for turn in sample.messages for call in turn.tool_calls)
         return "\n".join([*(turn.content for turn in sample.messages), *calls])
+    if isinstance(sample, Preference):
+        return "\n".join([_said_in(sample.chosen), *(turn.content for turn in sample.rejected.messages[sample.shared:])])
+    if isinstance(sample, Rating):
+        return _said_in(sample.conversation)
     return sample.text if isinstance(sample, Text) else _all_text(asdict(sample))
 
 
 def _answer_in(sample: Sample) -> str:
+    if isinstance(sample, Preference | Rating):
+        return _answer_in(sample.chosen if isinstance(sample, Preference) else sample.conversation)
     if isinstance(sample, Conversation):
         return next((turn.content for turn in reversed(sample.messages) if turn.role == "assistant"), "")
     return sample.target if isinstance(sample, Pair) else ""
@@ -229,10 +252,9 @@ class Checks:
             return Removed(row.origin, "unreadable", row.reason)
         try:
             text, answer = self.reading.texts(row)
-        except Empty as error:
-            return Removed(row.origin, "empty", str(error))
         except BadRow as error:
-            return Removed(row.origin, "unreadable", str(error))
+            kind = {Empty: "empty", Tie: "tie"}.get(type(error), "unreadable")
+            return Removed(row.origin, kind, str(error))
         if self.rules.unfinished_from is not None and (sign := cut_sign(answer, self.rules.unfinished_from)):
             return Removed(row.origin, "cut", sign)
         return self._other_language(row, text) or self._repeated(row, text)

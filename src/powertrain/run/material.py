@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from powertrain.data.documents import SHAKESPEARE, corpus_file
 from powertrain.data.example import Blocks, Example, collate, collate_padded, evaluation_blocks
 from powertrain.data.examples.store import ExampleStore, open_examples, shard_examples
+from powertrain.data.rows.schemas import ANSWERS
 from powertrain.data.shards import Shard
 from powertrain.data.store import TokenStore, open_store, shard_text
 from powertrain.data.tokenizers import check_tokenizer
@@ -101,7 +102,10 @@ def scratch_material(resolved: Resolved, cache: Path) -> Material:
 
 
 def check_shape(recipe: Recipe) -> None:
-    """Raise WrongUse where training from scratch can have no such tokenizer or model, whatever the text is."""
+    """Raise WrongUse where training from scratch can have no such objective, tokenizer or model, whatever the text is."""
+    if objective_of(recipe).rows != ANSWERS:
+        raise WrongUse(f"objective={recipe.objective.name} compares answers of a trained model; name one with "
+                       "model.path=FOLDER", keys=("objective.name",))
     if "/" not in recipe.data.tokenizer:     # a folder may be on the machine that trains
         check_tokenizer(recipe.data.tokenizer, recipe.data.vocabulary)
     wanted = recipe.model

@@ -49,8 +49,6 @@ class Comparing(Objective):
     trains_prompts: ClassVar[bool] = False   # the loss has a term over the whole chosen document
 
     def why_not(self, model: ModelFacts) -> str | None:
-        if model.method == "scratch":
-            return "it compares answers of a trained model; name one with model.path=FOLDER"
         return None if model.task == "causal" else f"it trains decoders, and this is a {model.task} model"
 
     def for_model(self, model: Model) -> Objective:

@@ -263,8 +263,9 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
                     found.append(of_pass)
                     units += setup.objective.units(batch)
     names = ("loss", *setup.objective.held_out_metrics)
-    totals = setup.ranks.total(*(float(torch.stack([sums[name] for sums in found]).cpu().double().sum()) if found else 0.0
-                                 for name in names))
+    sums = torch.stack([torch.stack([of_pass[name] for name in names]) for of_pass in found]).cpu().double().sum(0) \
+        if found else torch.zeros(len(names))
+    totals = setup.ranks.total(*sums.tolist())
     (units,) = setup.ranks.of_step(units)
     loss, *metrics = (total / units for total in totals)
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from powertrain.data.rows.formats import BY_NAME
 from powertrain.data.rows.reading import read_rows
-from powertrain.data.rows.row import BadRow, Conversation, Message, Rejected, Row, Sample, Text
-from powertrain.data.rows.schemas import Schema, find_schema
+from powertrain.data.rows.row import BadRow, Conversation, Message, Preference, Rating, Rejected, Row, Sample, Text
+from powertrain.data.rows.schemas import ANSWERS, BY_NAME, COMPARED, Schema, find_schema
 from powertrain.data.rows.writing import TABLES, Rows, check_output, write_rows
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
@@ -51,7 +50,7 @@ def convert(source: str, out: Path, *, cache: Path, shape: str | None = None, na
         raise WrongUse(f"{source} has no column {missing[0]!r} to leave out; there are {', '.join(first[0].fields)}")
     if shape is None:
         return Converted(write_rows(out, plain), "rows are kept as they are", tuple(first[0].fields))
-    reader = reader_of(first, name, columns or {})
+    reader = reader_of(first, name, columns or {}, shape)
     check_collisions(first, reader, shape)
     tabular = out.suffix.lower() in TABLES
     return Converted(write_rows(out, _shaped(plain, reader, shape, tabular), _same(reader, shape)), reader.said, reader.kept)
@@ -70,9 +69,9 @@ class Reader:
     said: str
 
 
-def reader_of(rows: Sequence[Row], name: str | None, columns: Mapping[str, str]) -> Reader:
-    """Return how to read rows of which `rows` are the first. Raises WrongUse if no format fits."""
-    schema, said = find_schema(rows, name=name, columns=columns, task="causal")
+def reader_of(rows: Sequence[Row], name: str | None, columns: Mapping[str, str], shape: str) -> Reader:
+    """Return how to read rows, of which `rows` are the first, to write them in `shape`. Raises WrongUse if no format fits."""
+    schema, said = find_schema(rows, name=name, columns=columns, task="causal", learns=shape if shape in COMPARED else ANSWERS)
     used = tuple(schema.columns.values())
     everything = dict.fromkeys(key for row in rows for key in row.fields)
     return Reader(schema, used, tuple(key for key in everything if key not in used), said)
@@ -197,6 +196,24 @@ def _prompt_completion(meaning: Sample, tabular: bool) -> Fields:
             "completion": [Message("assistant", answer).plain()]}
 
 
+def _preference(meaning: Sample, tabular: bool) -> Fields:
+    if not isinstance(meaning, Preference):
+        raise BadRow("the row is no pair of answers")
+    sides = {name: _messages(replace(side, messages=side.messages[meaning.shared:]), tabular)["messages"]
+             for name, side in (("chosen", meaning.chosen), ("rejected", meaning.rejected))}
+    begun = _messages(replace(meaning.chosen, messages=meaning.chosen.messages[:meaning.shared]), tabular)
+    return {"prompt": begun.pop("messages"), **sides, **begun}
+
+
+def _rating(meaning: Sample, tabular: bool) -> Fields:
+    if not isinstance(meaning, Rating):
+        raise BadRow("the row is a pair of answers, which are two ratings; write it as preference")
+    found, shared = meaning.conversation, meaning.shared
+    begun = _messages(replace(found, messages=found.messages[:shared]), tabular)
+    answer = _messages(replace(found, messages=found.messages[shared:]), tabular)["messages"]
+    return {"prompt": begun.pop("messages"), "completion": answer, "label": meaning.desirable, **begun}
+
+
 def _text(meaning: Sample, tabular: bool) -> Fields:
     if not isinstance(meaning, Text):
         raise BadRow("the row has turns, which a text does not keep apart; use messages")
@@ -210,4 +227,6 @@ SHAPES: Mapping[str, tuple[Write, tuple[str, ...]]] = {      # how a meaning is 
     "alpaca": (_alpaca, ("instruction", "input", "output", "system")),
     "prompt_completion": (_prompt_completion, ("prompt", "completion")),
     "text": (_text, ("text",)),
+    "preference": (_preference, ("prompt", "chosen", "rejected", "tools")),
+    "rating": (_rating, ("prompt", "completion", "label", "tools")),
 }

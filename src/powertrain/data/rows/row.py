@@ -27,6 +27,10 @@ class Empty(BadRow):
     """A row whose prompt, answer or text is empty."""
 
 
+class Tie(BadRow):
+    """A pair whose answers are equal."""
+
+
 def fault(value: Any) -> str | None:
     """Return why a value cannot be trained on in any format: NUL, or half of a surrogate pair. None if it can."""
     if isinstance(value, str):
