@@ -81,8 +81,8 @@ def costs(events: Sequence[Event]) -> dict[str, object]:
         by_upload_s.append(sum(beside_upload) - typical_s * len(beside_upload))
         slower.append(statistics.fmean(beside_upload) / typical_s)
     if not quiet_s:
-        raise SystemExit(f"no interval between two saves has {LEAST} quiet steps: writing took {[e.written_s for e in saves]} s "
-                         f"and uploading {[e.seconds for e in uploads]} s of {BETWEEN_S:g} s")
+        raise SystemExit(f"no interval of {BETWEEN_S:g} s between two saves has {LEAST} quiet steps: writing took "
+                         f"{[event.written_s for event in saves]} s and uploading {[event.seconds for event in uploads]} s")
     waited_s = [event.seconds for event in saves]
     lost, uploading_lost = (interval([cost_s / ASKED_S for cost_s in costs_s]) for costs_s in (by_save_s, by_upload_s))
     return {"step_s": plain(interval(quiet_s)), "bytes": saves[0].bytes, "saves": len(saves), "between_s": ASKED_S,

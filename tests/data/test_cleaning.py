@@ -52,7 +52,7 @@ def test_pairs_of_answers_are_judged_as_pairs(tmp_path):
     found, left, record = cleaned(tmp_path, rows, Rules(near=None))
     assert left == [first, second, other_answer]
     assert [entry["kind"] for entry in record[1:]] == ["duplicate", "tie", "empty", "cut"]
-    rated = [{"prompt": ENGLISH[0], "completion": " yes.", "label": True}, {"prompt": " ", "completion": " yes.", "label": True}]
+    rated = [{"prompt": prompt, "completion": " yes.", "label": True} for prompt in (ENGLISH[0], " ")]
     (tmp_path / "rated").mkdir()
     found, left, _ = cleaned(tmp_path / "rated", rated, Rules(near=None))
     assert left == rated[:1]
