@@ -1,8 +1,9 @@
 """Case `saving`: what saves and uploads cost a training that uses all cores: all of 115.6 M weights, 1.4 GB a checkpoint.
 
-One run of equal steps saves every 150 s and uploads each checkpoint to a folder. Its own events say what each step met: a
-checkpoint that is copied and written, one that is uploaded, or neither. Each interval between two saves is a pair: its steps
-beside a save or an upload, and its quiet ones. The machine drifts less within a minute than between two runs.
+One run of equal steps saves every 100 s and uploads each checkpoint to a folder, which at its low priority takes longer than
+that. So there is always something to upload, and the uploader is stopped (SIGSTOP) in every second window: each pair of
+windows is one comparison of steps beside an upload with steps without. A save is compared with the nearest steps that have
+neither. The machine drifts less within half a minute than between two runs.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ from powertrain.records.event_log import read_events
 from powertrain.records.events import Event, Saved, Step, Uploaded
 from powertrain.records.evidence import Study
 
-SAVES, BETWEEN_S = 4, 150.0             # an upload beside a training that uses all cores takes more than a minute
-ASKED_S = 100.0                              # between two saves, for the shares of the time
-FIRST = 3                                    # steps, which warm up
-LEAST = 3                                    # quiet steps of an interval that counts
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "mirror"))
+from watched_runs import uploaders
+
+BETWEEN_S = 100.0                            # two saves
+PAIRS, WINDOW_S = 20, 12.0
+NEAR_S = 60.0                                # before and after a save, to compare it with
+LEAST = 3                                    # steps of a window that counts
 
 
 def measure(materials: Materials, python: Path) -> None:
@@ -41,11 +45,15 @@ def measure(materials: Materials, python: Path) -> None:
     run, store = materials.folder / "saved", materials.folder / "mirror"
     words = ["method=full", f"model.path={materials.llama}", f"data={materials.gsm8k}", "train_batch_size=2",
              "data.max_length=96", "data.long_examples=cut", "data.validation_share=0", "eval_steps=0", "logging_steps=1",
-             "save_steps=auto", f"save_every_s={BETWEEN_S:g}", f"train_time_s={SAVES * BETWEEN_S:g}",
-             f"mirror=file://{store}", "mirror_keep=1", "mirror_material=false", "memory_check=off"]
-    with MachineWatch() as watch:
-        subprocess.run([sys.executable, "-m", "powertrain", "train", *words, "--output", str(run), "--quiet"], check=True)
-    found = costs(read_events(run / "events.jsonl"))
+             "save_steps=auto", f"save_every_s={BETWEEN_S:g}", "max_steps=1000000", f"mirror=file://{store}", "mirror_keep=1",
+             "mirror_material=false", "memory_check=off"]
+    with MachineWatch() as watch, subprocess.Popen(
+            [sys.executable, "-m", "powertrain", "train", *words, "--output", str(run), "--quiet"]) as trainer:
+        try:
+            windows = by_turns(run, trainer)
+        finally:
+            trainer.kill()
+    found = costs(read_events(run / "events.jsonl"), windows)
     shutil.rmtree(store)
     hardware, software = read_hardware(materials.cache), read_software()
     described = studies.circumstances(hardware, software)
@@ -56,37 +64,54 @@ def measure(materials: Materials, python: Path) -> None:
     print(f"saving: {found} ({folder})")
 
 
-def costs(events: Sequence[Event]) -> dict[str, object]:
-    """What each save and each upload cost: seconds, and the share of the time with a save every ASKED_S."""
-    steps = [event for event in events if isinstance(event, Step)][FIRST:]
+Window = tuple[bool, float, float]           # whether the uploader went on, and the times between which
+
+
+def by_turns(run: Path, trainer: subprocess.Popen[bytes]) -> list[Window]:
+    """Stop the run's uploader in every second window, from the first save on."""
+    log, windows = run / "events.jsonl", list[Window]()
+    while not (log.exists() and any(isinstance(event, Saved) for event in read_events(log))):
+        if trainer.poll() is not None:
+            raise SystemExit("the training ended before its first save")
+        time.sleep(1.0)
+    [uploader] = uploaders(run)
+    for number in range(2 * PAIRS):
+        goes_on = number % 4 in (0, 3)       # A B B A: what drifts evenly falls out
+        (uploader.resume if goes_on else uploader.suspend)()
+        began = time.time()
+        time.sleep(WINDOW_S)
+        windows.append((goes_on, began, time.time()))
+    uploader.resume()
+    return windows
+
+
+def costs(events: Sequence[Event], windows: Sequence[Window]) -> dict[str, object]:
+    """What saves cost, as seconds and as shares of the time, and how much slower steps are beside an upload."""
     saves = [event for event in events if isinstance(event, Saved) and event.beside]
-    uploads = [event for event in events if isinstance(event, Uploaded) and event.name.startswith("step-")]
     saving = [(event.time - (event.written_s or 0.0), event.time) for event in saves]
-    uploading = [(event.time - event.seconds, event.time) for event in uploads]
+    steps = [event for event in events if isinstance(event, Step) and event.time > saving[0][0]]
 
     def met(step: Step, spans: Sequence[tuple[float, float]]) -> bool:
         return any(step.time > begin and step.time - step.seconds < end for begin, end in spans)
 
-    quiet_s, slower, by_save_s, by_upload_s = [], [], [], []
-    for (begin, _), (end, _), save in zip(saving, [*saving[1:], (float("inf"), 0.0)], saves, strict=True):
-        here = [step for step in steps if begin < step.time <= end]
-        beside_save = [step.seconds for step in here if met(step, saving)]
-        beside_upload = [step.seconds for step in here if met(step, uploading) and not met(step, saving)]
-        quiet = [step.seconds for step in here if not met(step, saving) and not met(step, uploading)]
-        if len(quiet) < LEAST or not beside_upload:
-            continue
-        typical_s = statistics.median(quiet)
-        quiet_s.append(typical_s)
-        by_save_s.append(save.seconds + sum(beside_save) - typical_s * len(beside_save))
-        by_upload_s.append(sum(beside_upload) - typical_s * len(beside_upload))
-        slower.append(statistics.fmean(beside_upload) / typical_s)
-    if not quiet_s:
-        raise SystemExit(f"no interval of {BETWEEN_S:g} s between two saves has {LEAST} quiet steps: writing took "
-                         f"{[event.written_s for event in saves]} s and uploading {[event.seconds for event in uploads]} s")
-    waited_s = [event.seconds for event in saves]
-    lost, uploading_lost = (interval([cost_s / ASKED_S for cost_s in costs_s]) for costs_s in (by_save_s, by_upload_s))
-    return {"step_s": plain(interval(quiet_s)), "bytes": saves[0].bytes, "saves": len(saves), "between_s": ASKED_S,
-            "lost_share": lost.median, "lost_to_saves": plain(lost), "waited_share": statistics.median(waited_s) / ASKED_S,
-            "lost_to_uploads": plain(uploading_lost), "beside_an_upload": plain(interval(slower)), "ratios": slower,
-            "save_costs_s": by_save_s, "upload_costs_s": by_upload_s, "waited_s": waited_s,
-            "upload_s": [event.seconds for event in uploads], "written_s": [event.written_s for event in saves]}
+    quiet = [step for step in steps if not met(step, saving)]
+    within = [[step for step in quiet if began < step.time - step.seconds and step.time < ended] for _, began, ended in windows]
+    ratios, alone = [], [step for (goes_on, _, _), some in zip(windows, within, strict=True) if not goes_on for step in some]
+    for number in range(0, len(windows), 2):
+        pair = {windows[place][0]: within[place] for place in (number, number + 1)}
+        if min(map(len, pair.values())) >= LEAST:
+            beside_s, alone_s = (statistics.fmean(step.seconds for step in pair[goes_on]) for goes_on in (True, False))
+            ratios.append(beside_s / alone_s)
+    saves_cost_s = []
+    for save, (begin, end) in zip(saves, saving, strict=True):
+        near_s = [step.seconds for step in alone if begin - NEAR_S < step.time < end + NEAR_S]
+        if len(near_s) >= LEAST:
+            beside_s = [step.seconds for step in steps if met(step, [(begin, end)])]
+            saves_cost_s.append(save.seconds + sum(beside_s) - statistics.fmean(near_s) * len(beside_s))
+    waited_s, lost = [event.seconds for event in saves], interval([cost_s / BETWEEN_S for cost_s in saves_cost_s])
+    return {"step_s": plain(interval([step.seconds for step in alone])), "bytes": saves[0].bytes, "saves": len(saves_cost_s),
+            "between_s": BETWEEN_S, "lost_share": lost.median, "lost_to_saves": plain(lost),
+            "waited_share": statistics.median(waited_s) / BETWEEN_S, "beside_an_upload": plain(interval(ratios)),
+            "ratios": ratios, "save_costs_s": saves_cost_s, "waited_s": waited_s,
+            "upload_s": [event.seconds for event in events if isinstance(event, Uploaded) and event.name.startswith("step-")],
+            "written_s": [event.written_s for event in saves]}

@@ -235,20 +235,19 @@ def saving(study: Study) -> Findings:
     """Read a study of what saves and uploads cost the training beside them."""
     found = study["findings"]
     upload, lost = found["beside_an_upload"], found["lost_share"]
-    beside = "no interval had enough steps beside an upload" if upload is None else (
+    beside = "there were too few steps beside an upload" if upload is None else (
         f"a step beside an upload takes {upload['median']:.3f} times ({upload['low']:.3f} to {upload['high']:.3f}) as long as "
         "one beside nothing")
     often = f", with one every {found['between_s']:g} s" if "between_s" in found else ""
     verdict = f"{found['saves']} saves of {memory(found['bytes'])} lost {lost:.1%} of the training's time{often}; {beside}."
     rows = [(number, ratio) for number, ratio in enumerate(found["ratios"], 1)]
-    uploads = found.get("lost_to_uploads")   # older studies counted saves alone
-    numbers = () if uploads is None else (
-        Number(f"{uploads['median']:.2%}", "of the time lost to uploads", f"{uploads['low']:.2%} to {uploads['high']:.2%}"),)
+    numbers = () if upload is None else (
+        Number(f"{upload['median'] - 1:+.2%}", "a step beside an upload",
+               f"{upload['low'] - 1:+.2%} to {upload['high'] - 1:+.2%}"),)
     return Findings(verdict, "good" if lost < MOST_LOST and (upload is None or upload["low"] < 1 + MOST_LOST / 2) else "bad", (
         Number(f"{lost:.2%}", "of the time lost to saves", f"{found['waited_share']:.2%} of it waiting"),
         *numbers, Number(duration(found["step_s"]["median"]), "a step beside nothing", "")), (), (
-        Section("Each interval between two saves", (Table(("interval", "step time beside an upload over a quiet one"),
-                                                          tuple(rows)),)),))
+        Section("Each pair of windows", (Table(("pair", "step time beside an upload over without it"), tuple(rows)),)),))
 
 
 def page(study: Study) -> Findings:
