@@ -21,3 +21,10 @@ def test_every_test_that_the_page_names_is_there() -> None:
     assert missing(page) == []
     assert missing(page.replace("::test_a_lock_is", "::test_no_lock_is")) == [
         "tests/faults/test_code_of_others.py::test_no_lock_is_not_written_through_a_link"]
+
+
+def test_every_test_that_the_page_of_the_page_names_is_there() -> None:
+    named = re.findall(r"`(test_\w+)…?`", (ROOT / "docs" / "page.md").read_text(encoding="utf-8"))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "web").glob("test_*.py"))
+    assert len(named) > 8
+    assert [name for name in named if f"def {name}" not in tests] == []

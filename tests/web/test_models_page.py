@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,47 @@ def test_what_cannot_be_deleted_is_said(page: Any, root: Path, monkeypatch: pyte
     answer = page.post("/models/delete", {"what": "runs/one"})
     assert answer.status == 400
     assert "cannot be deleted (Permission denied)" in answer.json()["problem"]
+
+
+@pytest.fixture
+def with_token(page: Any) -> Any:
+    page.site = page.app.app.state.site = replace(page.site, has_hub_token=True)
+    return page
+
+
+def test_without_a_token_nothing_is_pushed(page: Any, root: Path) -> None:
+    finished(root, "one")
+    found = page.get("/models").text
+    assert "hf auth login" in found
+    assert "/models/push" not in found
+    assert "no hub token" in page.post("/models/push", {"model": "runs/one", "name": "me/one"}).json()["problem"]
+
+
+def test_a_push_is_a_job_that_somebody_has_agreed_to(with_token: Any, root: Path) -> None:
+    finished(root, "one", adapter=True)
+    assert with_token.get("/models").text.count('data-post="/models/push"') == 1
+    for more, says, words in (
+            ({}, "It is private", []), ({"public": "yes", "sure": True}, "It is private", []),
+            ({"public": True, "overwrite": True}, "Everybody may read it. It replaces", ["--public", "--overwrite"]),
+            ({"base": "org/base"}, "It is private", ["--base", "org/base"])):
+        jobs, given = len(with_token.site.jobs.all()), {"model": "runs/one", "name": "me/one", **more}
+        asks = with_token.post("/models/push", given).json()["ask"]
+        assert asks.startswith("Send runs/one to the Hugging Face hub as me/one? ")
+        assert says in asks
+        assert len(with_token.site.jobs.all()) == jobs       # nobody has agreed yet
+        job = with_token.post("/models/push", {**given, "sure": asks}).json()["go"].removeprefix("/jobs/")
+        assert with_token.site.jobs.get(job).words == ("push", "./runs/one", "me/one", "--yes", *words)
+    private = with_token.post("/models/push", {"model": "runs/one", "name": "me/one"}).json()
+    public = {"model": "runs/one", "name": "me/one", "public": True}
+    assert "Everybody" in with_token.post("/models/push", {**public, "sure": private["ask"]}).json()["ask"]
+
+
+@pytest.mark.parametrize("given", [
+    {"name": ""}, {"name": "--public"}, {"name": "a/b/c"}, {"name": "a b"}, {"name": "../x"}, {"base": "--public"},
+    {"base": "/etc"}, {"model": "/etc"}, {"model": "runs/gone"}, {"model": "runs/../../x"}, {"model": "org/model"},
+    {"model": "exports/gone"}, {"model": ["runs/one"]}])
+def test_what_may_not_be_pushed(with_token: Any, root: Path, given: Any) -> None:
+    finished(root, "one")
+    answer = with_token.post("/models/push", {"model": "runs/one", "name": "me/one", **given})
+    assert answer.status in (400, 404), answer.text
+    assert with_token.site.jobs.all() == []

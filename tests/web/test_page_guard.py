@@ -1,10 +1,12 @@
 """What is refused before any page looks at it: docs/page.md, "What keeps others out", has a row for each."""
 
+import asyncio
 import re
 import time
 from pathlib import Path
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from powertrain.web import guard
 from powertrain.web.guard import COOKIE
@@ -133,3 +135,23 @@ def test_no_template_or_script_of_the_page_holds_inline_script_or_style():
         assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! src=)|javascript:|https?://|\| *safe", text), file
     script = (folder / "static" / "page.js").read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|https?://", script)
+
+
+def test_no_address_but_the_entrance_opens_without_the_cookie(client):
+    shown = [(method, route.path) for route in client.app.app.routes for method in route.methods
+             if client.request(method, re.sub(r"\{\w+\}", "x", route.path), b"{}" if method == "POST" else b"", {
+                 **({} if method in ("GET", "HEAD") else {"origin": OWN}),
+                 **({"content-type": "application/octet-stream" if method == "PUT" else "application/json"}
+                    if method in ("POST", "PUT") else {})}, drop=("cookie",)).status != 401]
+    assert len(client.app.app.routes) > 30
+    assert {path for _, path in shown} == {"/enter", "/static/{name}"}
+
+
+def test_a_body_that_stops_coming_is_given_up(monkeypatch):
+    async def silent():
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(guard, "SILENCE_S", 0.05)
+    with pytest.raises(HTTPException) as refused:
+        asyncio.run(guard._limited(silent, 100, "50")())
+    assert refused.value.status_code == 408

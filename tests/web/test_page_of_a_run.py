@@ -1,5 +1,6 @@
 """The page of a run says what its events say, and does to it only what is asked."""
 
+import html
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -231,3 +232,14 @@ def test_a_place_of_several_runs_tells_each_step(client, run, root):
     write_run(root / "runs" / "two", 10)
     says = client.get("/compare/at?run=one&run=two&at=30").json()["says"]
     assert [line.partition(": loss")[0] for line in says] == ["one: step 30", "two: step 10"]
+
+
+@pytest.mark.parametrize("name", ["50%41 off", "a?b", "a#b", "a&b=c", "-rf", "a'b\"c", "a+b", "größe"])
+def test_every_address_of_a_page_is_that_runs_whatever_its_name(page, root, name):
+    write_run(root / "runs" / name, 30)
+    for path in ("", "/report", "/causes"):
+        text = page.get(f"/runs/{quote(name)}{path}").text
+        found = {html.unescape(one) for one in re.findall(r'(?:href|data-[a-z]+)="(/runs/[^"]+)"', text)}
+        assert found
+        assert {unquote(urlsplit(one).path).removeprefix(f"/runs/{name}") for one in found} <= {
+            "", "/at", "/causes", "/report", "/resume", "/stream"}

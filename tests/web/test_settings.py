@@ -6,6 +6,7 @@ import pytest
 from runs_written import write_run
 
 from powertrain.records import WrongUse
+from powertrain.web import new_run_pages
 from powertrain.web.places import NotThere, Places
 from powertrain.web.settings import asked
 
@@ -138,3 +139,40 @@ def test_only_runs_and_exports_are_deleted(client, root):
     assert run.is_dir()
     assert client.post("/models/delete", {"what": "runs/one"}).json() == {"refresh": True}
     assert not run.exists()
+
+
+SECRET = "held-elsewhere"
+
+
+@pytest.mark.parametrize("file", ["recipe.yaml", "facts.json", "plan.json", "events.jsonl"])
+def test_no_page_shows_a_file_through_a_link_that_leads_out(page, root, tmp_path, file):
+    (tmp_path / "outside").write_text(json.dumps({"name": SECRET, "seed": SECRET, "text": SECRET}) + "\n")
+    one, _ = (write_run(root / "runs" / name, 3) for name in ("one", "two"))
+    (one / file).unlink(missing_ok=True)
+    (one / file).symlink_to(tmp_path / "outside")
+    for path in ("/runs/one", "/compare?run=one&run=two", "/new?like=one", "/runs/one/report", "/runs/one/causes", "/runs", "/",
+                 "/models"):
+        assert SECRET not in page.get(path).text, path
+    assert page.get("/runs/one").status == 400
+    (one / file).unlink()
+    (one / file).symlink_to(root / "runs" / "two" / "recipe.yaml")           # of the page's own folder
+    assert page.get("/runs/one").status == 200
+
+
+def test_no_page_shows_a_study_through_a_link_that_leads_out(page, root, tmp_path):
+    (tmp_path / "outside").write_text(json.dumps({"kind": SECRET, "what": SECRET}))
+    (root / "studies" / "one").mkdir(parents=True)
+    (root / "studies" / "one" / "evidence.json").symlink_to(tmp_path / "outside")
+    for path in ("/studies", "/studies/one"):
+        assert SECRET not in page.get(path).text
+    assert "a link to a file outside" in page.get("/studies").text
+
+
+def test_uploads_are_few_and_leave_room(client, root, monkeypatch):
+    assert client.put("/uploads/a.csv", b"a\n").status == 200
+    monkeypatch.setattr(new_run_pages, "MOST_UPLOADS", 1)
+    assert "were uploaded" in client.put("/uploads/b.csv", b"a\n").json()["problem"]
+    monkeypatch.undo()
+    monkeypatch.setattr(new_run_pages, "FREE_BYTES", 1 << 60)
+    assert "no room" in client.put("/uploads/b.csv", b"a\n").json()["problem"]
+    assert len(list((root / "uploads").iterdir())) == 1

@@ -120,7 +120,7 @@ def studies(request: Request) -> Response:
     found = []
     for folder in reversed(list(children(site.places.studies, ("evidence.json",)))):
         try:
-            evidence = read_json(folder / "evidence.json")
+            evidence = read_json(site.places.study(folder.name) / "evidence.json")
             found.append((folder.name, str(evidence.get("kind", "")), str(evidence.get("what", ""))))
         except (WrongUse, OSError) as error:
             found.append((folder.name, "damaged", str(error)))

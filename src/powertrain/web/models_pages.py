@@ -1,4 +1,4 @@
-"""Models: what runs have trained, chatting with it, exporting, measuring and deleting it."""
+"""Models: what runs have trained, chatting with it, exporting, measuring, pushing and deleting it."""
 
 import asyncio
 import contextlib
@@ -17,8 +17,10 @@ from powertrain.report.words import memory
 from powertrain.run.folder import RunFolder, locked
 from powertrain.web.chat_pages import base_of, model_of
 from powertrain.web.places import NotThere, child, children
+from powertrain.web.settings import HUB_ID
 from powertrain.web.site import Site, fields, shown, site_of
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 PLAIN_DTYPES = ("float32", "bfloat16", "float16")
 FORMATS = {"merged": ("a Hugging Face folder, with the adapters added in", PLAIN_DTYPES),
            "adapter": ("PEFT files, for use beside the base", ()),
@@ -32,7 +34,8 @@ def show(request: Request) -> Response:
     site, places = site_of(request), site_of(request).places
     runs = [(f"runs/{run.name}", _has_adapter(run / "model"), memory(_size(run / "model")))
             for run in children(places.runs, ("model",))]
-    exports = [(f"exports/{one.name}", memory(_size(one)), not any(any(one.glob(name)) for name in FOR_OTHERS))
+    exports = [(f"exports/{one.name}", memory(_size(one)), not any(any(one.glob(name)) for name in FOR_OTHERS),
+                _has_adapter(one))
                for one in children(places.exports)]
     return shown(request, "models.html", title="Models", runs=runs[::-1], exports=exports, formats=FORMATS, dtypes=EXACT,
                  token=site.has_hub_token)
@@ -72,6 +75,29 @@ async def export(request: Request) -> Response:
     job = site.jobs.ask(f"Export {name} as {to}", ["export", model.name, "--to", to, "--output", output,
                                                    *(["--dtype", dtype] if dtype else [])])
     return JSONResponse({"go": f"/jobs/{job.id}"})
+
+
+async def push(request: Request) -> Response:
+    """Start sending a model to the hub, once somebody has agreed to the sentence that says what is sent and who may read it."""
+    site, given = site_of(request), await fields(request)
+    model, name, base = (str(given.get(key, "")).strip() for key in ("model", "name", "base"))
+    public, overwrite = (given.get(key) is True for key in ("public", "overwrite"))
+    if not HUB_NAME.fullmatch(name):
+        raise WrongUse("a name on the hub is OWNER/NAME, or NAME of your own, of letters, digits, '-', '_' and '.'")
+    if base and not HUB_ID.fullmatch(base):
+        raise WrongUse(f"{base[:100]!r} is no hub id; name the adapter's base as the hub does, such as Qwen/Qwen2.5-0.5B")
+    if model.partition("/")[0] not in ("runs", "exports"):
+        raise WrongUse("the page pushes runs and exports only; push other folders with `powertrain push` in a terminal")
+    if not site.has_hub_token:
+        raise WrongUse("no hub token is set; set one with `hf auth login` in a terminal, and start the page again")
+    words = ["push", model_of(site.places, model).name, name, "--yes", *(["--public"] if public else []),
+             *(["--overwrite"] if overwrite else []), *(["--base", base] if base else [])]
+    ask = f"Send {model} to the Hugging Face hub as {name}? " + (
+        "Everybody may read it." if public else "It is private: only you, or the organisation that owns it, can read it.") + (
+        " It replaces a model that has this name." if overwrite else "")
+    if given.get("sure") != ask:
+        return JSONResponse({"ask": ask})
+    return JSONResponse({"go": f"/jobs/{site.jobs.ask(f'Push {model} to {name}', words).id}"})
 
 
 async def evaluate(request: Request) -> Response:
@@ -125,4 +151,5 @@ def _delete(path: Path) -> None:
 
 
 ROUTES = [Route("/models", show), Route("/models/export", export, methods=["POST"]),
+          Route("/models/push", push, methods=["POST"]),
           Route("/models/evaluate", evaluate, methods=["POST"]), Route("/models/delete", delete, methods=["POST"])]

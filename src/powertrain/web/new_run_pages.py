@@ -6,6 +6,7 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -172,7 +173,7 @@ async def start(request: Request) -> Response:
             raise WrongUse(problem)
     job = _start(site, wanted.recipe.name, wanted.words)
     there = (site.places.root / job.run / "recipe.yaml").is_file()
-    return JSONResponse({"go": f"/{job.run}" if there else f"/jobs/{job.id}"})
+    return JSONResponse({"go": f"/{quote(job.run)}" if there else f"/jobs/{job.id}"})
 
 
 # ------------------------------------------------------------------------------------------------ uploads

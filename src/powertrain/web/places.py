@@ -46,10 +46,21 @@ class Places:
 
     def run(self, name: str) -> Path:
         """Return the folder of a run. Raises NotThere where `runs` has no folder of this name."""
-        return child(self.runs, name, "run")
+        return self._without_links(child(self.runs, name, "run"))
 
     def study(self, name: str) -> Path:
-        return child(self.studies, name, "study")
+        return self._without_links(child(self.studies, name, "study"))
+
+    def _without_links(self, folder: Path) -> Path:
+        """Return the folder. Raises WrongUse where a file of it is a link to a file outside every named folder."""
+        for entry in list(os.scandir(folder)):
+            if entry.is_symlink():
+                try:
+                    self.inside(entry.path)
+                except WrongUse:
+                    raise WrongUse(f"{self.shown(Path(entry.path))} is a link to a file outside this page's folders; put the "
+                                   "file itself there, or start the page with `--allow FOLDER`") from None
+        return folder
 
     def inside(self, path: str) -> Path:
         """Return the real path of what a user named. Raises WrongUse where it lies outside every named folder."""

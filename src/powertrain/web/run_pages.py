@@ -181,7 +181,7 @@ def stream(request: Request) -> Response:
 async def report(request: Request) -> Response:
     """Show the whole report of a run."""
     name = request.path_params["name"]
-    return await show_report(request, site_of(request).places.run(name), name, f"/runs/{name}")
+    return await show_report(request, site_of(request).places.run(name), name, f"/runs/{quote(name)}")
 
 
 async def stop(request: Request) -> Response:

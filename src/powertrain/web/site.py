@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -75,7 +76,8 @@ def shown(request: Request, template: str, *, title: str, status: int = 200, **v
     """Return a page: a template of this room, filled. All values are escaped; secrets and control characters are not shown."""
     site = site_of(request)
     text = environment().get_template(template).render(
-        title=title, menu=MENU, path=request.url.path, jobs=[job for job in site.jobs.all() if job.state != "ended"],
+        title=title, menu=MENU, path=quote(request.scope["path"]),
+        jobs=[job for job in site.jobs.all() if job.state != "ended"],
         digests={name: digest for name, (_, _, digest) in site.assets.items()}, **values)
     return HTMLResponse(CONTROL.sub("?", redacted(text)).encode(errors="replace"), status)
 

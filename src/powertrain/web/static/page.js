@@ -1,5 +1,6 @@
 // Acts on data- attributes that the server writes:
 //   data-post="ADDRESS" data-send='JSON'   a button or form that changes something; data-ask="TEXT" asks first
+//                                          an answer {ask: TEXT} asks too, and a Yes sends the same again with sure=TEXT
 //   data-live="ADDRESS" data-every="S"     an element with an id that is fetched again
 //   data-stream="ADDRESS"                  on <body>: one stream of numbers; elements with data-field="NAME" show them
 //   data-watch="ADDRESS"                   a form whose values are sent while they change; the answer goes into #data-into
@@ -81,7 +82,9 @@ async function change(element) {
   const value = element.tagName === "FORM" ? valuesOf(element) :
     {...element.form ? valuesOf(element.form) : {}, ...JSON.parse(element.dataset.send || "{}")};
   element.setAttribute("aria-busy", "true");
-  act(await send(element.dataset.post, value));
+  let answer = await send(element.dataset.post, value);
+  if (answer.ask) answer = await asked(answer.ask) ? await send(element.dataset.post, {...value, sure: answer.ask}) : {};
+  act(answer);
   element.removeAttribute("aria-busy");
 }
 
@@ -106,6 +109,7 @@ async function refresh(part) {
   try {
     const answer = await fetch(part.dataset.live);
     if (!answer.ok) return;
+    markTouched(Date.now());
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(part.id);
     if (!fresh || part.contains(document.activeElement) && document.activeElement.matches("input,select,textarea")) return;
     const open = new Set(all("details[open]", part).map((details) => details.dataset.key || details.textContent.slice(0, 40)));
@@ -118,7 +122,6 @@ async function refresh(part) {
     if (focused) one(focused, fresh)?.focus({preventScroll: true});
     follow(fresh, scrolls);
     lookAfter(fresh);
-    markTouched(Date.now());
   } catch { /* the stream says when the server is gone */ } finally { delete part.dataset.fetching; }
 }
 
@@ -181,7 +184,8 @@ document.addEventListener("visibilitychange", () => {
 
 setInterval(() => {
   const stale = one("#stale");
-  if (stale && stream && stream !== "ended" && !document.hidden) stale.hidden = Date.now() - heard < 10000;
+  const listens = stream ? stream !== "ended" : all("[data-live]").some((part) => part.dataset.every >= 1 && part.dataset.every <= 5);
+  if (stale && listens && !document.hidden) stale.hidden = Date.now() - heard < 10000;
 }, 1000);
 
 // ---------------------------------------------------------------- forms that answer while they change
