@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from code_cases import ARGUMENTS, HEAD, HF, PARALLEL, PLAIN, loop
+from code_cases import ACCUMULATED, ARGUMENTS, HEAD, HF, MAPPED, PARALLEL, PLAIN, STEP, TOKENIZER, loop
 
 LORA = "from peft import LoraConfig, get_peft_model\n"
 SFT = ("config = LoraConfig(r=8)\n"
@@ -22,6 +22,28 @@ GATHERED = (HF + ARGUMENTS + "trainer = Trainer(model, args, train_dataset=rows)
 WARMED = ("args = TrainingArguments('out', warmup_steps=10, lr_scheduler_type='{schedule}')\n"
           "Trainer(model, args).train()\n")
 ON_GPU = "model = model.to('cuda')\n"
+RANKED = ("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rank', type=int{more})\n"
+          "args = parser.parse_args()\n" + TUNED.replace("r=8", "r=args.rank") + ARGUMENTS.replace("args =", "told =")
+          + "Trainer(model, told, train_dataset=rows).train()\n")
+DEVICE = "import os\nrank = os.environ.get('LOCAL_RANK'{more})\nmodel = model.to('cuda:' + str(rank))\n"
+ROWS = "from datasets import load_dataset\nrows = load_dataset('json', data_files='rows.jsonl')['train']\n"
+SAME = "from torch.utils.data import TensorDataset\ndata = TensorDataset(ids[:, :8], ids[:, {first}])\n"
+COMPARED = ("loss = F.cross_entropy(model(batch[0]).view(-1, 256), batch[1].view(-1))", *PLAIN[1:])
+HOOK = ("class Own(Trainer):\n    def compute_loss(self, model, inputs, **kwargs):\n"
+        "        return super().compute_loss(model, inputs, **kwargs) + {model}.own_loss()\n")
+PAIRS = "def told():\n    sizes = {{}}\n    sizes['model'] = 8\n    for name, size in {sizes}:\n        print(name, size)\ntold()\n"
+LOADED = "def resume():\n    state = torch.load('model.pt', weights_only=True)\n{rest}resume()\n"
+SIZED = ("def train(batch_size=128, micro_batch_size=4):\n    print(micro_batch_size)\n"
+         "    args = TrainingArguments('out', per_device_train_batch_size={each})\n    Trainer(model, args).train()\ntrain()\n")
+ALPACA = ("from datasets import load_dataset\nrows = load_dataset('tatsu-lab/alpaca')['train']\ndef told(row):\n"
+          "    return tokenizer(row['instruction'] + {more}row['output'])\nrows = rows.map(told)\n")
+WIKITEXT = ("from datasets import load_dataset\nrows = load_dataset('wikitext', 'wikitext-2-raw-v1')['train']\n{more}"
+            "args = TrainingArguments('out', per_device_train_batch_size=1)\n" + MAPPED
+            + "Trainer(model, args, train_dataset=rows, data_collator=collator).train()\n")
+SYNCED = "model.require_backward_grad_sync = {of} == 4 - 1"
+RESUMED = ("state = torch.load('run.pt', weights_only=True)\nfirst = state['step']\n"
+           "torch.save({{'model': model.state_dict(), 'step': 5{more}}}, 'run.pt')\n"
+           "batches = skip_batches(loader, first)\n")
 
 PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "undefined_names": (loop(*PLAIN, "size = wanted_size", before="data = []\n"),
@@ -83,6 +105,32 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "sharded_clipping": (
         loop(*PLAIN[:2], "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", *PLAIN[2:], before=SHARDED),
         loop(*PLAIN[:2], "model.clip_grad_norm_(1.0)", *PLAIN[2:], before=SHARDED)),
+    "needed_but_none": (HEAD + RANKED.format(more=""), HEAD + RANKED.format(more=", default=8")),
+    "device_of_no_rank": (loop(*PLAIN, before=DEVICE.format(more="")), loop(*PLAIN, before=DEVICE.format(more=", '0'"))),
+    "rows_not_tokenised": (HEAD + HF + ROWS + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n",
+                           HEAD + HF + ROWS + MAPPED + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n"),
+    "targets_are_inputs": (loop(*COMPARED, before=SAME.format(first=":8")), loop(*COMPARED, before=SAME.format(first="1:9"))),
+    "method_of_wrapped_model": (
+        HEAD + HF + ARGUMENTS + HOOK.format(model="model") + "Own(model, args).train()\n",
+        HEAD + HF + ARGUMENTS + HOOK.format(model="self.accelerator.unwrap_model(model)") + "Own(model, args).train()\n"),
+    "pairs_of_a_dict": (loop(*PLAIN, before=PAIRS.format(sizes="sizes")), loop(*PLAIN, before=PAIRS.format(sizes="sizes.items()"))),
+    "loaded_and_unused": (loop(*PLAIN, before=LOADED.format(rest="")),
+                          loop(*PLAIN, before=LOADED.format(rest="    model.load_state_dict(state)\n"))),
+    "micro_batch_ignored": (HEAD + HF + SIZED.format(each="batch_size"), HEAD + HF + SIZED.format(each="micro_batch_size")),
+    "column_left_out": (HEAD + HF + TOKENIZER + ALPACA.format(more="") + ARGUMENTS + "Trainer(model, args, train_dataset=rows)\n",
+                        HEAD + HF + TOKENIZER + ALPACA.format(more="row['input'] + ") + ARGUMENTS
+                        + "Trainer(model, args, train_dataset=rows)\n"),
+    "empty_rows": (HEAD + HF + TOKENIZER + WIKITEXT.format(more=""),
+                   HEAD + HF + TOKENIZER + WIKITEXT.format(more="rows = rows.filter(lambda row: row['text'])\n")),
+    "wrapper_that_is_none": (
+        HEAD + HF + ARGUMENTS + "trainer = Trainer(model, args)\ntrainer.train()\nkeep(trainer.deepspeed)\n",
+        HEAD + HF + ARGUMENTS + "trainer = Trainer(model, args)\ntrainer.train()\nif trainer.deepspeed:\n"
+        "    keep(trainer.deepspeed)\n"),
+    "gradients_never_exchanged": (
+        loop(SYNCED.format(of="first"), *ACCUMULATED, *STEP, before=PARALLEL + "first = 0\n"),
+        loop(SYNCED.format(of="i % 4"), *ACCUMULATED, *STEP, before=PARALLEL + "first = 0\n")),
+    "resume_counts_batches": (loop(*PLAIN, before=RESUMED.format(more="")),
+                              loop(*PLAIN, before=RESUMED.format(more=", 'batch_size': 8"))),
     "sharded_weights_overwritten": (HEAD + GATHERED + "trainer.model.save_pretrained('out')\n",
                                     HEAD + GATHERED + "trainer.model.save_pretrained('other')\n"),
 }

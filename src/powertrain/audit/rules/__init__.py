@@ -1,6 +1,7 @@
 """The rules of the audit, in topic files; their sentences stand in findings.yaml. A new rule is a function and its entry."""
 
-from powertrain.audit.rules import data, good, labels, launching, loop, memory, model, names, optimizer, processes, program
+from powertrain.audit.rules import (
+    data, good, labels, launching, loop, memory, model, names, optimizer, processes, program, values)
 from powertrain.records.findings import rules_of
 
-RULES = rules_of(names, program, labels, optimizer, memory, data, loop, model, processes, launching, good)
+RULES = rules_of(names, program, labels, optimizer, memory, data, loop, model, processes, launching, values, good)

@@ -7,7 +7,7 @@ from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.memory import OFFLOAD
-from powertrain.audit.script import Script, argument
+from powertrain.audit.script import Script, argument, last_name
 from powertrain.audit.subject import TRAINERS, Circumstances, Setting, Subject
 from powertrain.records.findings import Evidence, Severity
 
@@ -29,6 +29,7 @@ GONE: Mapping[str, str] = {
     "peft.prepare_model_for_int8_training": "peft.prepare_model_for_kbit_training",
     "datasets.load_metric": "evaluate.load", "trl.trainer.ConstantLengthDataset": "packing=True of SFTConfig",
     "trl.DataCollatorForCompletionOnlyLM": "completion_only_loss=True of SFTConfig",
+    "transformers.deepspeed": "transformers.integrations",
     "trl.commands.cli_utils": "trl.TrlParser", "trl.setup_chat_format": "chat_template_path of SFTConfig",
 }
 
@@ -120,10 +121,16 @@ def wrong_arguments(script: Script, subject: Subject, where: Circumstances) -> F
 def evaluation_without_data(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trainer shall evaluate, but gets no evaluation data."""
     asked, trainer = subject.value(EVALUATING), script.sections.get("trainer")
-    if trainer is None or asked in (None, False, "no") or subject.framework not in TRAINERS:
+    if trainer is None or subject.framework not in TRAINERS:
         return
     open_ = any(isinstance(item, ast.Starred) for item in trainer.args) or any(item.arg is None for item in trainer.keywords)
-    if not open_ and argument(trainer, "eval_dataset", 4) is None:
+    if open_ or argument(trainer, "eval_dataset", 4) is not None:
+        return
+    called = next((call for call in script.calls(".evaluate") if isinstance(call.func, ast.Attribute) and not call.args
+                   and not call.keywords and last_name(call.func.value) == "trainer"), None)
+    if asked in (None, False, "no") and called is not None and not subject.is_unread(EVALUATING):
+        yield found("critical", called, Evidence(script.words(trainer.func), script.place(trainer)), case="called", asked=asked)
+    elif asked not in (None, False, "no"):
         yield found("critical", EVALUATING, Evidence(script.words(trainer.func), script.place(trainer)),
                     edits=set_to(subject, EVALUATING, "no"), asked=asked)
 

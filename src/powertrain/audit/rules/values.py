@@ -1,0 +1,289 @@
+"""Rules on where values go: what is None, is loaded for nothing, is asked of the wrong object, or is left out of the examples."""
+
+import ast
+from collections.abc import Iterator
+
+from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.labels import CAUSAL
+from powertrain.audit.rules.processes import PARALLEL
+from powertrain.audit.script import FunctionNode, Loop, Script, argument, inside, last_name
+from powertrain.audit.subject import Circumstances, Subject
+from powertrain.records.findings import Severity
+
+NEEDED = ("lora.r", "lora.lora_alpha")       # numbers that a library reckons with: None ends the run
+FROM_ENVIRONMENT = ("os.environ.get", "os.getenv")
+ALONE = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+LOADING = ("torch.load", "safetensors.torch.load_file")
+# what DistributedDataParallel has itself, or takes from torch.nn.Module
+OF_ANY_MODULE = frozenset({
+    "train", "eval", "parameters", "named_parameters", "modules", "named_modules", "children", "named_children", "buffers",
+    "named_buffers", "state_dict", "load_state_dict", "to", "cuda", "cpu", "half", "float", "double", "bfloat16", "zero_grad",
+    "requires_grad_", "apply", "forward", "compile", "no_sync", "join", "module", "type", "get_submodule", "get_parameter",
+    "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_buffer", "add_module",
+    "register_comm_hook", "share_memory", "extra_repr", "training", "named_children", "get_buffer", "set_extra_state"})
+GIVEN_A_WRAPPER = ("compute_loss", "training_step", "prediction_step")           # of a Trainer, with the model as argument
+TOKENISING = ("tokenizer", "tok", "encode", "encode_plus", "batch_encode_plus", "apply_chat_template")
+# published data -> the columns of a prompt, of which each belongs into it
+COLUMNS = {"yahma/alpaca-cleaned": ("instruction", "input"), "tatsu-lab/alpaca": ("instruction", "input"),
+           "vicgalle/alpaca-gpt4": ("instruction", "input"), "iamtarun/python_code_instructions_18k_alpaca": (
+               "instruction", "input"), "databricks/databricks-dolly-15k": ("instruction", "context")}
+EMPTY_ROWS = ("wikitext", "Salesforce/wikitext")             # published data in which many rows have no text at all
+PLACES = ("step", "global_step", "iter", "iter_num", "iteration", "batch_idx", "batch", "current_step")
+SKIPPING = ("skip", "islice")
+
+
+@code_rule
+def needed_but_none(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A number that has to be there is None unless the command line gives it."""
+    for key in NEEDED:
+        setting = subject.settings.get(key)
+        if setting is not None and setting.value is None:
+            yield found("critical", setting, name=key.rpartition(".")[2])
+
+
+@code_rule
+def device_of_no_rank(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The name of the device is put together from a rank that is not set, and becomes cuda:None."""
+    if script.launch:                                    # torchrun sets it
+        return
+    for node in script.nodes:
+        parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)] if isinstance(
+            node, ast.JoinedStr) else [node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else []
+        if not parts or not script.words(node).lstrip("f").strip("\"'").startswith("cuda:"):
+            continue
+        asked = [call for part in parts for call in script.behind(part) if _asks_environment(script, call)]
+        if asked and not script.conditions(node) and not any(
+                isinstance(around, ast.IfExp) for around in script.ancestors(node)):
+            yield found("critical", node, asked[0])
+            return
+
+
+def _asks_environment(script: Script, node: ast.AST) -> bool:
+    """Return whether a node is `os.environ.get("LOCAL_RANK")`, which is None where nothing launched the script."""
+    return isinstance(node, ast.Call) and script.name(node) in FROM_ENVIRONMENT and len(node.args) == 1 and not node.keywords \
+        and isinstance(node.args[0], ast.Constant) and node.args[0].value in ALONE and not isinstance(
+            script.parents.get(node), ast.BoolOp)
+
+
+@code_rule
+def rows_not_tokenised(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A Trainer gets rows of text, and nothing tokenises them."""
+    trainer = script.sections.get("trainer")
+    if trainer is None or subject.framework != "transformers" or any(item.arg is None for item in trainer.keywords):
+        return
+    model, collator = argument(trainer, "model", 0), argument(trainer, "data_collator", 2)
+    causal = any(made.endswith(CAUSAL) for kinds in script.kinds.values() for made in kinds)
+    loaded = script.has_call("datasets.load_dataset", "datasets.load_from_disk", "datasets.Dataset.from_list",
+                             "datasets.Dataset.from_json", "datasets.Dataset.from_dict")
+    if causal and loaded and model is not None and collator is None and not script.says("input_ids", "__getitem__") and not any(
+            _may_tokenise(script, node) for node in script.nodes):
+        yield found("critical", trainer)
+
+
+def _may_tokenise(script: Script, node: ast.AST) -> bool:
+    """Return whether a call makes tokens of text, or maps rows by a function that is not here."""
+    if not isinstance(node, ast.Call):
+        return False
+    name, mapped = last_name(node.func).lower(), node.args[0] if node.args else None
+    if name == "map" and not isinstance(mapped, ast.Lambda):
+        return mapped is None or last_name(mapped) not in script.functions
+    return script.is_made_by(node.func, "Tokenizer.from_pretrained") or name in TOKENISING or (
+        "tokeni" in name and not name.startswith(("load", "get", "create", "build", "make", "setup")))
+
+
+@code_rule
+def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The loss asks the model for the tokens that it was given, at the same places."""
+    loss = next((node for node in script.nodes if isinstance(node, ast.Call) and len(node.args) > 1 and (
+        script.name(node).endswith(".cross_entropy") or script.is_made_by(node.func, "nn.CrossEntropyLoss"))), None)
+    pair = next((node for node in script.nodes if isinstance(node, ast.Call) and len(node.args) == 2
+                 and last_name(node.func) == "TensorDataset" and ast.unparse(node.args[0]) == ast.unparse(node.args[1])), None)
+    if loss is None or pair is None or script.says("mask_token", "MaskedLM", "autoencoder", "AutoEncoder"):
+        return
+    shifted = any(isinstance(node, ast.Slice) for item in loss.args[:2] for node in script.behind(item))
+    if not shifted:
+        yield found("critical", pair, loss)
+
+
+@code_rule
+def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A method of the model is called on the wrapper of several processes, which does not have it."""
+    severity: Severity = "low" if where.has_one_device else "critical"
+    for call in script.nodes:
+        owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+        if not isinstance(owner, ast.Name) or not isinstance(call, ast.Call) or last_name(call.func) in OF_ANY_MODULE:
+            continue
+        function = script.function(call)
+        wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, function, call, owner)
+        if wrapping is not None and not _unwraps(script, function or script.tree, owner.id):
+            yield found(severity, call, wrapping, method=last_name(call.func), name=owner.id)
+            return
+
+
+def _given_wrapped(script: Script, function: FunctionNode | None, owner: ast.Name) -> ast.AST | None:
+    """Return the argument by which a Trainer gives its own method the model, wrapped where there are several processes."""
+    kind = script.parents.get(function) if function is not None else None
+    if function is None or function.name not in GIVEN_A_WRAPPER or not isinstance(kind, ast.ClassDef) or not any(
+            script.name(base).endswith("Trainer") for base in kind.bases):
+        return None
+    given = [*function.args.posonlyargs, *function.args.args][1:2]
+    return given[0] if given and given[0].arg == owner.id else None
+
+
+def _wrapped_before(script: Script, function: FunctionNode | None, call: ast.Call, owner: ast.Name) -> ast.Call | None:
+    """Return the call that wrapped a model of this name, above and in the same function."""
+    made = [node for node in script.calls(*PARALLEL) if node.lineno < call.lineno and script.function(node) is function
+            and script.module(node) is script.module(call)]
+    return next((node for node in made if isinstance(script.parents[node], ast.Assign)
+                 and any(ast.unparse(target) == owner.id for target in getattr(script.parents[node], "targets", ()))), None)
+
+
+def _unwraps(script: Script, within: ast.AST, name: str) -> bool:
+    """Return whether the code around takes the model out of its wrapper, or asks whether it is in one."""
+    return any(isinstance(node, ast.Attribute) and node.attr == "module" and getattr(node.value, "id", "") == name
+               or isinstance(node, ast.Call) and (last_name(node.func) == "hasattr" or "unwrap" in last_name(node.func))
+               for node in ast.walk(within))
+
+
+@code_rule
+def pairs_of_a_dict(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A loop takes pairs from a dict, which gives its keys alone."""
+    for loop in script.nodes:
+        if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Tuple) or not isinstance(loop.iter, ast.Name):
+            continue
+        function, name = script.function(loop), loop.iter.id
+        stored = [node for node in ast.walk(function or script.tree) if isinstance(node, ast.Assign | ast.AnnAssign)
+                  and any(ast.unparse(target) == name for target in (
+                      node.targets if isinstance(node, ast.Assign) else [node.target]))]
+        keys = [node.slice for node in ast.walk(function or script.tree) if isinstance(node, ast.Subscript)
+                and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == name]
+        if function is not None and stored and all(isinstance(node.value, ast.Dict) for node in stored) and not any(
+                isinstance(key, ast.Tuple) for key in keys) and not any(
+                isinstance(key, ast.Tuple) for node in stored if isinstance(node.value, ast.Dict) for key in node.value.keys):
+            yield found("critical", loop.iter, stored[0], name=name)
+
+
+@code_rule
+def loaded_and_unused(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Weights are loaded, and nothing takes them."""
+    for call in script.calls(*LOADING):
+        statement, function = script.parents.get(call), script.function(call)
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not isinstance(
+                statement.targets[0], ast.Name) or function is None:
+            continue
+        name = statement.targets[0].id
+        reads = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name
+                 and isinstance(node.ctx, ast.Load)]
+        if not reads and not any(isinstance(node, ast.Global | ast.Nonlocal) and name in node.names
+                                 for node in ast.walk(function)):
+            yield found("critical", call, name=name)
+
+
+@code_rule
+def micro_batch_ignored(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The size of a pass is asked for and never used, so each pass takes the whole batch."""
+    each = next((item.value for call in script.nodes if isinstance(call, ast.Call) for item in call.keywords
+                 if item.arg == "per_device_train_batch_size"), None)
+    for function in script.nodes if each is not None else ():
+        asked = [item for item in (*function.args.args, *function.args.kwonlyargs) if "micro_batch" in item.arg] if isinstance(
+            function, FunctionNode) else []
+        for item in asked:
+            reads = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == item.arg and not any(
+                isinstance(around, ast.Call) and last_name(around.func) in ("print", "info", "log")
+                for around in script.ancestors(node))]
+            if not reads and each is not None and "micro" not in script.words(each):
+                yield found("critical", each, item, name=item.arg, taken=script.words(each))
+
+
+@code_rule
+def column_left_out(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The prompt leaves out a column of the data that belongs to it."""
+    source = subject.settings.get("data.source")
+    columns = COLUMNS.get(str(source.value), ()) if source is not None else ()
+    texts = {str(node.value) for node in script.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    reads = {column: any(text == column or f"{{{column}}}" in text for text in texts) or script.says(f".{column}")
+             for column in columns}
+    first = next((node for node in script.nodes if isinstance(node, ast.Subscript) and columns and isinstance(
+        node.slice, ast.Constant) and node.slice.value == columns[0]), None)
+    missing = [column for column, read in reads.items() if not read]
+    renamed = script.has_call(".rename_column", ".remove_columns", ".filter")
+    if first is not None and source is not None and missing and not renamed:
+        yield found("critical", first, source, column=missing[0], data=str(source.value))
+
+
+@code_rule
+def empty_rows(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Many rows of the data are empty, and each becomes a pass of no token."""
+    source, trainer = subject.settings.get("data.source"), script.sections.get("trainer")
+    if source is None or trainer is None or subject.framework != "transformers" or source.value not in EMPTY_ROWS:
+        return
+    joined = script.says("block_size", "concatenate", "group_texts", "chain", "strip") or script.has_call(".filter")
+    padded = subject.value("data.padding") == "max_length"
+    if not joined and not padded:
+        alone = subject.examples_per_pass == 1 or subject.is_unread("training.per_device_train_batch_size")
+        yield found("critical" if alone else "moderate", source, data=str(source.value))
+
+
+@code_rule
+def wrapper_that_is_none(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """DeepSpeed's wrapper of the model is taken where DeepSpeed may not run."""
+    if subject.value("training.deepspeed") is not None or script.has_call("deepspeed.initialize"):
+        return
+    for node in script.nodes:
+        if not isinstance(node, ast.Attribute) or node.attr != "deepspeed" or last_name(node.value) not in ("trainer", "self"):
+            continue
+        tests = [around.test for around in script.ancestors(node) if isinstance(around, ast.If | ast.IfExp)]
+        if isinstance(script.parents[node], ast.Call) and not any("deepspeed" in script.words(test) for test in tests):
+            yield found("critical", script.parents[node])
+            return
+
+
+@code_rule
+def gradients_never_exchanged(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """DDP is told by a test that never changes whether to exchange gradients."""
+    for node in script.nodes:
+        if not isinstance(node, ast.Assign) or last_name(node.targets[0]) != "require_backward_grad_sync":
+            continue
+        loop = next(iter(script.loops(node)), None)
+        changing = set(_changing(loop)) if loop is not None else set()
+        read = {item.id for item in ast.walk(node.value) if isinstance(item, ast.Name)}
+        if loop is not None and isinstance(node.value, ast.Compare) and read and not read & changing:
+            yield found("critical", node, test=script.words(node.value))
+
+
+def _changing(loop: Loop) -> Iterator[str]:
+    """Yield the names that a loop and the loops in it give new values."""
+    for node in (*inside(loop), *([loop.target] if isinstance(loop, ast.For) else [])):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+@code_rule
+def resume_counts_batches(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A resumed run skips the batches that were trained, whatever their size was."""
+    loader = script.sections.get("loader")
+    saved = {str(key.value) for node in script.nodes if isinstance(node, ast.Dict) for key in node.keys
+             if isinstance(key, ast.Constant) and any(word in str(key.value) for word in ("step", "iter", "batch", "config",
+                                                                                          "args"))}
+    if loader is None or any("batch_size" in key or "config" in key or "args" in key or "seen" in key for key in saved):
+        return
+    for node in script.nodes:
+        place = _place_read(node)
+        if place is None or not script.has_call("torch.load", ".load_checkpoint", "load_checkpoint"):
+            continue
+        names = {ast.unparse(target) for target in getattr(script.statement(node), "targets", ())}
+        skips = next((call for call in script.nodes if isinstance(call, ast.Call) and any(
+            word in last_name(call.func).lower() for word in SKIPPING) and any(
+            isinstance(item, ast.Name) and (item.id in names or names & {ast.unparse(value) for value in script.behind(item)
+                                                                         if isinstance(value, ast.Name)})
+            for argument_ in (*call.args, *(keyword.value for keyword in call.keywords)) for item in ast.walk(argument_))), None)
+        if names and skips is not None and "step" in place:
+            yield found("moderate", skips, node)
+            return
+
+
+def _place_read(node: ast.AST) -> str | None:
+    """Return the key of `checkpoint["step"]` or `checkpoint.get("step", 0)`; None for anything else."""
+    key = node.slice if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) else \
+        node.args[0] if isinstance(node, ast.Call) and last_name(node.func) == "get" and node.args else None
+    return str(key.value) if isinstance(key, ast.Constant) and key.value in PLACES else None
