@@ -27,11 +27,12 @@ RANKED = ("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argum
           + "Trainer(model, told, train_dataset=rows).train()\n")
 DEVICE = "import os\nrank = os.environ.get('LOCAL_RANK'{more})\nmodel = model.to('cuda:' + str(rank))\n"
 ROWS = "from datasets import load_dataset\nrows = load_dataset('json', data_files='rows.jsonl')['train']\n"
-SAME = "from torch.utils.data import TensorDataset\ndata = TensorDataset(ids[:, :8], ids[:, {first}])\n"
+SAME = "from torch.utils.data import TensorDataset\ndata = TensorDataset(ids, {second})\n"
 COMPARED = ("loss = F.cross_entropy(model(batch[0]).view(-1, 256), batch[1].view(-1))", *PLAIN[1:])
 HOOK = ("class Own(Trainer):\n    def compute_loss(self, model, inputs, **kwargs):\n"
         "        return super().compute_loss(model, inputs, **kwargs) + {model}.own_loss()\n")
-PAIRS = "def told():\n    sizes = {{}}\n    sizes['model'] = 8\n    for name, size in {sizes}:\n        print(name, size)\ntold()\n"
+PAIRS = ("def told():\n    sizes = {{}}\n    sizes['model'] = 8\n    for name, size in {sizes}:\n        print(name, size)\n"
+         "told()\n")
 LOADED = "def resume():\n    state = torch.load('model.pt', weights_only=True)\n{rest}resume()\n"
 SIZED = ("def train(batch_size=128, micro_batch_size=4):\n    print(micro_batch_size)\n"
          "    args = TrainingArguments('out', per_device_train_batch_size={each})\n    Trainer(model, args).train()\ntrain()\n")
@@ -44,6 +45,24 @@ SYNCED = "model.require_backward_grad_sync = {of} == 4 - 1"
 RESUMED = ("state = torch.load('run.pt', weights_only=True)\nfirst = state['step']\n"
            "torch.save({{'model': model.state_dict(), 'step': 5{more}}}, 'run.pt')\n"
            "batches = skip_batches(loader, first)\n")
+ATTENTION = ("class Attention(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+             "        self.query = nn.Linear(8, 8)\n        self.key = nn.Linear(8, 8)\n\n    def forward(self, x):\n"
+             "        scores = self.{first}(x) @ self.key(x).transpose(-2, -1){mask}\n"
+             "        return F.softmax(scores, dim=-1) @ x\nmodel = Attention()\ntargets = ids[:, 1:]\n")
+MASK = "\n        scores = scores.masked_fill(torch.tril(torch.ones(8, 8)) == 0, float('-inf'))"
+GRPO = ("from trl import GRPOConfig, GRPOTrainer\ndef near(completions, **kwargs):\n"
+        "    return [{sign}abs(20 - len(text)) for text in completions]\n"
+        "args = GRPOConfig('out', per_device_train_batch_size={each})\n"
+        "GRPOTrainer(model='gpt2', reward_funcs=near, args=args, train_dataset=rows).train()\n")
+PATCHED = ("from peft import LoraConfig, get_peft_model, get_peft_model_state_dict\n" + HF
+           + "model = get_peft_model(model, LoraConfig(r=8))\nold = model.state_dict\n{patch}" + ARGUMENTS
+           + "Trainer(model, args, train_dataset=rows).train()\nmodel.save_pretrained('out')\n")
+SORTED = ("import glob\ndef last_checkpoint():\n    return sorted(glob.glob('out/*.pt'){key})[-1]\n"
+          "def keep(step):\n    torch.save(model.state_dict(), f'out/model_{step}.pt')\nlast_checkpoint()\nkeep(5)\n")
+TARGETED = ("from transformers import T5ForConditionalGeneration\n"
+            "model = T5ForConditionalGeneration.from_pretrained('t5-base')\n" + TOKENIZER
+            + "read = tokenizer(text, padding='max_length')\n"
+            "target_ids = read['input_ids']\n{mask}batches = [(ids, target_ids)]\n")
 
 PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "undefined_names": (loop(*PLAIN, "size = wanted_size", before="data = []\n"),
@@ -109,15 +128,18 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "device_of_no_rank": (loop(*PLAIN, before=DEVICE.format(more="")), loop(*PLAIN, before=DEVICE.format(more=", '0'"))),
     "rows_not_tokenised": (HEAD + HF + ROWS + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n",
                            HEAD + HF + ROWS + MAPPED + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n"),
-    "targets_are_inputs": (loop(*COMPARED, before=SAME.format(first=":8")), loop(*COMPARED, before=SAME.format(first="1:9"))),
+    "targets_are_inputs": (loop(*COMPARED, before=SAME.format(second="ids")),
+                           loop(*COMPARED, before=SAME.format(second="following"))),
     "method_of_wrapped_model": (
         HEAD + HF + ARGUMENTS + HOOK.format(model="model") + "Own(model, args).train()\n",
         HEAD + HF + ARGUMENTS + HOOK.format(model="self.accelerator.unwrap_model(model)") + "Own(model, args).train()\n"),
-    "pairs_of_a_dict": (loop(*PLAIN, before=PAIRS.format(sizes="sizes")), loop(*PLAIN, before=PAIRS.format(sizes="sizes.items()"))),
+    "pairs_of_a_dict": (loop(*PLAIN, before=PAIRS.format(sizes="sizes")),
+                        loop(*PLAIN, before=PAIRS.format(sizes="sizes.items()"))),
     "loaded_and_unused": (loop(*PLAIN, before=LOADED.format(rest="")),
                           loop(*PLAIN, before=LOADED.format(rest="    model.load_state_dict(state)\n"))),
     "micro_batch_ignored": (HEAD + HF + SIZED.format(each="batch_size"), HEAD + HF + SIZED.format(each="micro_batch_size")),
-    "column_left_out": (HEAD + HF + TOKENIZER + ALPACA.format(more="") + ARGUMENTS + "Trainer(model, args, train_dataset=rows)\n",
+    "column_left_out": (HEAD + HF + TOKENIZER + ALPACA.format(more="") + ARGUMENTS
+                        + "Trainer(model, args, train_dataset=rows)\n",
                         HEAD + HF + TOKENIZER + ALPACA.format(more="row['input'] + ") + ARGUMENTS
                         + "Trainer(model, args, train_dataset=rows)\n"),
     "empty_rows": (HEAD + HF + TOKENIZER + WIKITEXT.format(more=""),
@@ -131,6 +153,29 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
         loop(SYNCED.format(of="i % 4"), *ACCUMULATED, *STEP, before=PARALLEL + "first = 0\n")),
     "resume_counts_batches": (loop(*PLAIN, before=RESUMED.format(more="")),
                               loop(*PLAIN, before=RESUMED.format(more=", 'batch_size': 8"))),
+    "attention_unmasked": (loop(*PLAIN, before=ATTENTION.format(first="query", mask="")),
+                           loop(*PLAIN, before=ATTENTION.format(first="query", mask=MASK))),
+    "layer_never_used": (loop(*PLAIN, before=ATTENTION.format(first="key", mask=MASK)),
+                         loop(*PLAIN, before=ATTENTION.format(first="query", mask=MASK))),
+    "moved_and_lost": (loop(*PLAIN, before="ids = torch.zeros(1, 1)\nids.to('cuda')\n"),
+                       loop(*PLAIN, before="ids = torch.zeros(1, 1)\nids = ids.to('cuda')\n")),
+    "reward_of_distance": (HEAD + GRPO.format(sign="", each=8), HEAD + GRPO.format(sign="-", each=8)),
+    "groups_of_completions": (HEAD + GRPO.format(sign="-", each=1), HEAD + GRPO.format(sign="-", each=16)),
+    "state_dict_patched": (
+        HEAD + PATCHED.format(patch="model.state_dict = (lambda self: get_peft_model_state_dict(self, old()))\n"),
+        HEAD + PATCHED.format(patch="")),
+    "adapter_file_renamed": (
+        HEAD + TUNED + ARGUMENTS + "name = os.path.join('out', 'adapter_model.bin')\nstate = torch.load(name)\n"
+        "model.load_state_dict(state)\nTrainer(model, args).train()\n",
+        HEAD + TUNED + ARGUMENTS + "name = os.path.join('out', 'pytorch_model.bin')\nstate = torch.load(name)\n"
+        "model.load_state_dict(state)\nTrainer(model, args).train()\n"),
+    "sorted_as_text": (loop(*PLAIN, before=SORTED.replace("{key}", "")),
+                       loop(*PLAIN, before=SORTED.replace("{key}", ", key=os.path.getmtime"))),
+    "nothing_trains": (HEAD + HF + ARGUMENTS, HEAD + HF + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n"),
+    "padded_targets_trained": (
+        loop("loss = model(ids, labels=target_ids).loss", *PLAIN[1:], before=TARGETED.format(mask="")),
+        loop("loss = model(ids, labels=target_ids).loss", *PLAIN[1:],
+             before=TARGETED.format(mask="target_ids[target_ids == 0] = -100\n"))),
     "sharded_weights_overwritten": (HEAD + GATHERED + "trainer.model.save_pretrained('out')\n",
                                     HEAD + GATHERED + "trainer.model.save_pretrained('other')\n"),
 }

@@ -78,7 +78,7 @@ class Step:
 
     @cached_property
     def calls(self) -> tuple[StepCall, ...]:
-        walk = _Walk(self.script)
+        walk = _Walk(self.script, around=frozenset(self.script.ancestors(self.node)))
         return tuple(call for statement in self.node.body for call in walk.visit(statement, _Around()))
 
     def named(self, *names: str) -> list[StepCall]:
@@ -153,6 +153,7 @@ class _Walk:
 
     script: Script
     order: int = 0
+    around: frozenset[ast.AST] = frozenset()             # the functions that the step itself stands in: no step calls them
     entered: list[FunctionNode] = field(default_factory=list)
 
     def visit(self, node: ast.AST, around: _Around) -> Iterator[StepCall]:
@@ -174,7 +175,7 @@ class _Walk:
             self.order += 1
             yield StepCall(node=node, order=self.order, **vars(around))
             function = self.script.called(node)
-            if function is not None and function not in self.entered and len(self.entered) < DEEPEST_HELPER:
+            if function is not None and function not in {*self.entered, *self.around} and len(self.entered) < DEEPEST_HELPER:
                 self.entered.append(function)
                 for statement in function.body:
                     yield from self.visit(statement, around)

@@ -1,7 +1,20 @@
 """The rules of the audit, in topic files; their sentences stand in findings.yaml. A new rule is a function and its entry."""
 
 from powertrain.audit.rules import (
-    data, good, labels, launching, loop, memory, model, names, optimizer, processes, program, values)
+    data,
+    good,
+    labels,
+    launching,
+    loop,
+    memory,
+    model,
+    names,
+    optimizer,
+    own_code,
+    processes,
+    program,
+    values,
+)
 from powertrain.records.findings import rules_of
 
-RULES = rules_of(names, program, labels, optimizer, memory, data, loop, model, processes, launching, values, good)
+RULES = rules_of(names, program, labels, optimizer, memory, data, loop, model, processes, launching, values, own_code, good)

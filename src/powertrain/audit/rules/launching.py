@@ -60,12 +60,21 @@ def sampler_missing(script: Script, subject: Subject, where: Circumstances) -> F
 def sharded_clipping(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients are sharded, and each process clips or scales its own part by itself."""
     wrapped = next((call for call in script.calls(*FSDP) if not script.unused & {*script.ancestors(call)}), None)
-    if wrapped is None:
+    if wrapped is None or not _may_be_asked_for(script, wrapped):
         return
     clips = [call for call in script.calls("torch.nn.utils.clip_grad_norm_") if script.training_loops]
     scalers = [call for call in script.calls(*SCALERS) if not _is_off(call)]
     if clips or scalers:
         yield found("critical", *clips[:1], *scalers[:1], wrapped)
+
+
+def _may_be_asked_for(script: Script, call: ast.Call) -> bool:
+    """Return whether each option that the code around asks for, `getattr(args, "fsdp", False)`, is one that there is."""
+    asked = [str(node.args[1].value) for around in script.ancestors(call) if isinstance(around, ast.If)
+             for node in ast.walk(around.test) if isinstance(node, ast.Call) and last_name(node.func) == "getattr"
+             and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)]
+    fields = {getattr(node.target, "id", "") for node in script.nodes if isinstance(node, ast.AnnAssign)}
+    return all(name in fields or script.says(f"--{name}") for name in asked)
 
 
 def _is_off(call: ast.Call) -> bool:

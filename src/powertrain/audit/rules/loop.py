@@ -13,7 +13,7 @@ from powertrain.cost.precision import bf16_pays
 ANOMALIES = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly",
              "torch.autograd.detect_anomaly")
 STRONG_DECAY = 0.05          # between torch's default, 0.01, which hardly moves a gain, and 0.1, which is meant for matrices
-DEVICES = ("cuda", "device", "mps", "xpu", "npu", "gpu", "fabric", "deepspeed")      # without these a loop runs on the CPU
+MOVING = ("to", "cuda", "prepare", "initialize", "setup", "setup_module", "set_device", "set_default_device", "device")
 WAITING = (".item", ".tolist", ".numpy")
 EMPTYING = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "torch.xpu.empty_cache", "gc.collect", ".empty_cache")
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.set_grad_enabled", "torch.autograd.no_grad")
@@ -29,7 +29,8 @@ def _taken_out(script: Script, *nodes: ast.AST) -> Edits:
 @code_rule
 def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop waits for the device at every step, to read a number."""
-    alone = where.on_cpu or (subject.framework == "pytorch" and not script.says(*DEVICES))
+    moves = any(isinstance(node, ast.Call) and last_name(node.func) in MOVING for node in script.nodes)
+    alone = where.on_cpu or (subject.framework == "pytorch" and not moves)
     for step in step_code(script):
         waits = [call for call in step.named(*WAITING) if call.each_pass or _is_of_one_process(script, call)]
         waits += [call for call in step.named("float") if call.each_pass and len(call.node.args) == 1

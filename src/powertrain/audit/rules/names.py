@@ -18,7 +18,7 @@ REMOVED: Mapping[str, str] = {
     "warmup_ratio": "warmup_steps", "evaluation_strategy": "eval_strategy", "max_seq_length": "max_length",
     "group_by_length": "train_sampling_strategy", "logging_dir": "", "save_safetensors": "", "overwrite_output_dir": "",
     "no_cuda": "use_cpu", "per_gpu_train_batch_size": "per_device_train_batch_size", "fp16_opt_level": "",
-    "tokenizer": "processing_class",
+    "tokenizer": "processing_class", "max_prompt_length": "",
     "fp16_backend": "", "half_precision_backend": "", "use_mps_device": "", "past_index": "", "jit_mode_eval": "",
 }
 # import -> what replaces it. Source: transformers 5.23, peft 0.21, TRL 1
@@ -29,7 +29,7 @@ GONE: Mapping[str, str] = {
     "peft.prepare_model_for_int8_training": "peft.prepare_model_for_kbit_training",
     "datasets.load_metric": "evaluate.load", "trl.trainer.ConstantLengthDataset": "packing=True of SFTConfig",
     "trl.DataCollatorForCompletionOnlyLM": "completion_only_loss=True of SFTConfig",
-    "transformers.deepspeed": "transformers.integrations",
+    "nlp.load_dataset": "datasets.load_dataset", "transformers.deepspeed": "transformers.integrations",
     "trl.commands.cli_utils": "trl.TrlParser", "trl.setup_chat_format": "chat_template_path of SFTConfig",
 }
 

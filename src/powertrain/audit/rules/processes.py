@@ -55,11 +55,20 @@ def micro_batches_synchronised(script: Script, subject: Subject, where: Circumst
     wrapped = next(script.calls(*PARALLEL), None) or (
         next(script.calls(".prepare"), None) if subject.framework == "accelerate" else None)
     step = next((step for step in training_steps(script) if step.accumulation is not None), None)
-    if subject.value("training.gradient_accumulation_steps") == 1:
+    every = step.accumulation.every if step is not None and step.accumulation is not None else None
+    if subject.value("training.gradient_accumulation_steps") == 1 or (every is not None and 1 in _defaults(script, every)):
         return
     if wrapped is not None and step is not None and step.accumulation is not None and step.backward:
         yield found("low" if where.has_one_device else "moderate", wrapped, step.backward[0].node,
                     every=script.words(step.accumulation.every))
+
+
+def _defaults(script: Script, node: ast.AST) -> list[object]:
+    """Return the defaults of the command line's options that a value comes from: 1 of `--accumulation` with `default=1`."""
+    names = {inner.attr for inner in script.behind(node) if isinstance(inner, ast.Attribute)}
+    calls = [call for call in script.calls(".add_argument") if any(
+        isinstance(item, ast.Constant) and str(item.value).lstrip("-").replace("-", "_") in names for item in call.args)]
+    return [given.value for call in calls if isinstance(given := argument(call, "default"), ast.Constant)]
 
 
 @rule

@@ -15,10 +15,13 @@ KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__packag
 OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
 # argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
 GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
-                  "use_auth_token": (("push_to_hub", "load_dataset"), "token")}
+                  "use_auth_token": (("push_to_hub", "load_dataset"), "token"),
+                  "load_in_8bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
+                  "load_in_4bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_4bit=True)")}
 SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
 HELD_OUT = ("val", "eval", "test")
+PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # in names of the number of processes
 REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
 # published tokenizers that put a beginning-of-text token in front, as do their chat templates
 BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
@@ -126,7 +129,8 @@ def missing_arguments(script: Script, subject: Subject, where: Circumstances) ->
 def removed_call_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call has an argument that the libraries no longer take."""
     gone = [(item, item.arg) for node in script.nodes if isinstance(node, ast.Call) for item in node.keywords
-            if item.arg in GONE_ARGUMENTS and last_name(node.func) in GONE_ARGUMENTS[item.arg][0]]
+            if item.arg in GONE_ARGUMENTS and last_name(node.func) in GONE_ARGUMENTS[item.arg][0]
+            and "unsloth" not in script.name(node).lower()]
     if gone:
         says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone if name))
         yield found(since(where), *(item for item, _ in gone), names=says)
@@ -279,6 +283,13 @@ def defined(script: Script, names: tuple[str, ...]) -> Iterator[ast.AST]:
                     yield node
 
 
+def _factors(node: ast.expr) -> list[ast.expr]:
+    """Return the factors of a product: a, b and c of `a * b * c`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
+
+
 @code_rule
 def accumulation_to_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The accumulation is divided by the number of processes, and becomes 0 where there are more of them."""
@@ -287,7 +298,7 @@ def accumulation_to_nothing(script: Script, subject: Subject, where: Circumstanc
         value = getattr(node, "value", None)
         divides = isinstance(getattr(node, "op", None), ast.FloorDiv) or (
             isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv))
-        by = value.right if isinstance(value, ast.BinOp) else value
+        by = value.right if isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv) else value
         if divides and by is not None and not guarded and any(
-                word in last_name(by).lower() for word in ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")):
+                word in last_name(part).lower() for part in _factors(by) for word in PROCESSES):
             yield found("moderate", node, by=script.words(by))

@@ -1,10 +1,10 @@
-"""Rules on where values go: what is None, is loaded for nothing, is asked of the wrong object, or is left out of the examples."""
+"""Rules on where values go: what is None, is loaded for nothing, is asked of the wrong object, or is left out of examples."""
 
 import ast
 from collections.abc import Iterator
 
 from powertrain.audit.rules.base import Findings, code_rule, found
-from powertrain.audit.rules.labels import CAUSAL
+from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
 from powertrain.audit.script import FunctionNode, Loop, Script, argument, inside, last_name
 from powertrain.audit.subject import Circumstances, Subject
@@ -20,7 +20,7 @@ OF_ANY_MODULE = frozenset({
     "named_buffers", "state_dict", "load_state_dict", "to", "cuda", "cpu", "half", "float", "double", "bfloat16", "zero_grad",
     "requires_grad_", "apply", "forward", "compile", "no_sync", "join", "module", "type", "get_submodule", "get_parameter",
     "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_buffer", "add_module",
-    "register_comm_hook", "share_memory", "extra_repr", "training", "named_children", "get_buffer", "set_extra_state"})
+    "register_comm_hook", "share_memory", "extra_repr", "training", "get_buffer", "set_extra_state"})
 GIVEN_A_WRAPPER = ("compute_loss", "training_step", "prediction_step")           # of a Trainer, with the model as argument
 TOKENISING = ("tokenizer", "tok", "encode", "encode_plus", "batch_encode_plus", "apply_chat_template")
 # published data -> the columns of a prompt, of which each belongs into it
@@ -73,8 +73,8 @@ def rows_not_tokenised(script: Script, subject: Subject, where: Circumstances) -
         return
     model, collator = argument(trainer, "model", 0), argument(trainer, "data_collator", 2)
     causal = any(made.endswith(CAUSAL) for kinds in script.kinds.values() for made in kinds)
-    loaded = script.has_call("datasets.load_dataset", "datasets.load_from_disk", "datasets.Dataset.from_list",
-                             "datasets.Dataset.from_json", "datasets.Dataset.from_dict")
+    loaded = script.has_call("datasets.load_dataset", "datasets.Dataset.from_list", "datasets.Dataset.from_json",
+                             "datasets.Dataset.from_dict") and not script.has_call("datasets.load_from_disk")
     if causal and loaded and model is not None and collator is None and not script.says("input_ids", "__getitem__") and not any(
             _may_tokenise(script, node) for node in script.nodes):
         yield found("critical", trainer)
@@ -100,8 +100,8 @@ def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -
                  and last_name(node.func) == "TensorDataset" and ast.unparse(node.args[0]) == ast.unparse(node.args[1])), None)
     if loss is None or pair is None or script.says("mask_token", "MaskedLM", "autoencoder", "AutoEncoder"):
         return
-    shifted = any(isinstance(node, ast.Slice) for item in loss.args[:2] for node in script.behind(item))
-    if not shifted:
+    near = ast.walk(script.function(loss) or script.tree)
+    if not any(starts_at_the_second(node) or ends_before_the_last(node) for node in near):
         yield found("critical", pair, loss)
 
 
@@ -109,12 +109,13 @@ def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -
 def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A method of the model is called on the wrapper of several processes, which does not have it."""
     severity: Severity = "low" if where.has_one_device else "critical"
+    wrappings = list(script.calls(*PARALLEL))
     for call in script.nodes:
         owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
         if not isinstance(owner, ast.Name) or not isinstance(call, ast.Call) or last_name(call.func) in OF_ANY_MODULE:
             continue
         function = script.function(call)
-        wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, function, call, owner)
+        wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, wrappings, call, owner)
         if wrapping is not None and not _unwraps(script, function or script.tree, owner.id):
             yield found(severity, call, wrapping, method=last_name(call.func), name=owner.id)
             return
@@ -130,18 +131,17 @@ def _given_wrapped(script: Script, function: FunctionNode | None, owner: ast.Nam
     return given[0] if given and given[0].arg == owner.id else None
 
 
-def _wrapped_before(script: Script, function: FunctionNode | None, call: ast.Call, owner: ast.Name) -> ast.Call | None:
+def _wrapped_before(script: Script, wrappings: list[ast.Call], call: ast.Call, owner: ast.Name) -> ast.Call | None:
     """Return the call that wrapped a model of this name, above and in the same function."""
-    made = [node for node in script.calls(*PARALLEL) if node.lineno < call.lineno and script.function(node) is function
-            and script.module(node) is script.module(call)]
-    return next((node for node in made if isinstance(script.parents[node], ast.Assign)
-                 and any(ast.unparse(target) == owner.id for target in getattr(script.parents[node], "targets", ()))), None)
+    return next((node for node in wrappings if node.lineno < call.lineno and isinstance(script.parents[node], ast.Assign)
+                 and any(ast.unparse(target) == owner.id for target in getattr(script.parents[node], "targets", ()))
+                 and script.function(node) is script.function(call) and script.module(node) is script.module(call)), None)
 
 
 def _unwraps(script: Script, within: ast.AST, name: str) -> bool:
     """Return whether the code around takes the model out of its wrapper, or asks whether it is in one."""
-    return any(isinstance(node, ast.Attribute) and node.attr == "module" and getattr(node.value, "id", "") == name
-               or isinstance(node, ast.Call) and (last_name(node.func) == "hasattr" or "unwrap" in last_name(node.func))
+    return any((isinstance(node, ast.Attribute) and node.attr == "module" and getattr(node.value, "id", "") == name)
+               or (isinstance(node, ast.Call) and (last_name(node.func) == "hasattr" or "unwrap" in last_name(node.func)))
                for node in ast.walk(within))
 
 
@@ -217,7 +217,7 @@ def empty_rows(script: Script, subject: Subject, where: Circumstances) -> Findin
     source, trainer = subject.settings.get("data.source"), script.sections.get("trainer")
     if source is None or trainer is None or subject.framework != "transformers" or source.value not in EMPTY_ROWS:
         return
-    joined = script.says("block_size", "concatenate", "group_texts", "chain", "strip") or script.has_call(".filter")
+    joined = script.says("block_size", "concatenate", "group_texts", "strip") or script.has_call(".filter")
     padded = subject.value("data.padding") == "max_length"
     if not joined and not padded:
         alone = subject.examples_per_pass == 1 or subject.is_unread("training.per_device_train_batch_size")
@@ -273,13 +273,16 @@ def resume_counts_batches(script: Script, subject: Subject, where: Circumstances
             continue
         names = {ast.unparse(target) for target in getattr(script.statement(node), "targets", ())}
         skips = next((call for call in script.nodes if isinstance(call, ast.Call) and any(
-            word in last_name(call.func).lower() for word in SKIPPING) and any(
-            isinstance(item, ast.Name) and (item.id in names or names & {ast.unparse(value) for value in script.behind(item)
-                                                                         if isinstance(value, ast.Name)})
-            for argument_ in (*call.args, *(keyword.value for keyword in call.keywords)) for item in ast.walk(argument_))), None)
+            word in last_name(call.func).lower() for word in SKIPPING) and names & _named_behind(script, call)), None)
         if names and skips is not None and "step" in place:
             yield found("moderate", skips, node)
             return
+
+
+def _named_behind(script: Script, call: ast.Call) -> set[str]:
+    """Return the names that the arguments of a call come from."""
+    given = script.behind(*call.args, *(keyword.value for keyword in call.keywords))
+    return {node.id for node in given if isinstance(node, ast.Name)}
 
 
 def _place_read(node: ast.AST) -> str | None:
