@@ -293,7 +293,8 @@ def _factors(node: ast.expr) -> list[ast.expr]:
 @code_rule
 def accumulation_to_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The accumulation is divided by the number of processes, and becomes 0 where there are more of them."""
-    guarded = any(isinstance(node, ast.Assert) and "%" in script.words(node) for node in script.nodes)
+    guarded = any(isinstance(node, ast.Assert) and "%" in script.words(node) and any(
+        word in script.words(node).lower() for word in ("accum", "batch", *PROCESSES)) for node in script.nodes)
     for node in defined(script, ("accum",)):
         value = getattr(node, "value", None)
         divides = isinstance(getattr(node, "op", None), ast.FloorDiv) or (
