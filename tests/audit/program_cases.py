@@ -54,6 +54,9 @@ GRPO = ("from trl import GRPOConfig, GRPOTrainer\ndef near(completions, **kwargs
         "    return [{sign}abs(20 - len(text)) for text in completions]\n"
         "args = GRPOConfig('out', per_device_train_batch_size={each})\n"
         "GRPOTrainer(model='gpt2', reward_funcs=near, args=args, train_dataset=rows).train()\n")
+OWN_PAIRS = ("args = TrainingArguments('out'{more})\nclass Pairs(Trainer):\n"
+             "    def compute_loss(self, model, inputs, **kwargs):\n"
+             "        return model(inputs['input_ids_j'])[0] - model(inputs['input_ids_k'])[0]\nPairs(model, args).train()\n")
 PATCHED = ("from peft import LoraConfig, get_peft_model, get_peft_model_state_dict\n" + HF
            + "model = get_peft_model(model, LoraConfig(r=8))\nold = model.state_dict\n{patch}" + ARGUMENTS
            + "Trainer(model, args, train_dataset=rows).train()\nmodel.save_pretrained('out')\n")
@@ -161,6 +164,13 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
                        loop(*PLAIN, before="ids = torch.zeros(1, 1)\nids = ids.to('cuda')\n")),
     "reward_of_distance": (HEAD + GRPO.format(sign="", each=8), HEAD + GRPO.format(sign="-", each=8)),
     "groups_of_completions": (HEAD + GRPO.format(sign="-", each=1), HEAD + GRPO.format(sign="-", each=16)),
+    "reward_without_answers": (HEAD + GRPO.format(sign="-", each=8).replace("completions", "responses"),
+                               HEAD + GRPO.format(sign="-", each=8)),
+    "adapters_frozen": (loop(*PLAIN, before="from peft import PeftModel\nmodel = PeftModel.from_pretrained(model, 'out')\n"),
+                        loop(*PLAIN, before="from peft import PeftModel\n"
+                                            "model = PeftModel.from_pretrained(model, 'out', is_trainable=True)\n")),
+    "columns_removed": (HEAD + HF + OWN_PAIRS.format(more=""),
+                        HEAD + HF + OWN_PAIRS.format(more=", remove_unused_columns=False")),
     "state_dict_patched": (
         HEAD + PATCHED.format(patch="model.state_dict = (lambda self: get_peft_model_state_dict(self, old()))\n"),
         HEAD + PATCHED.format(patch="")),

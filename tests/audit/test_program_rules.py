@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from program_cases import PROGRAM_CASES
+from code_cases import ACCELERATED, HEAD, MADE, PARALLEL, PLAIN, loop
+from program_cases import PROGRAM_CASES, SHARDED
 
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
@@ -31,3 +32,61 @@ def test_a_rule_fires_where_its_cause_is(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PROGRAM_CASES)
 def test_a_rule_is_silent_in_its_near_miss(name: str, tmp_path: Path) -> None:
     assert found(name, PROGRAM_CASES[name][1], tmp_path) == []
+
+
+PREPARED = ("accelerator = Accelerator()\nmodel, optimizer = accelerator.prepare(model, optimizer)\n"
+            "for batch in loader:\n    accelerator.backward(model(batch).mean())\n    optimizer.step()\n"
+            "    optimizer.zero_grad()\n")
+
+
+@pytest.mark.parametrize(("asks", "says"), [("model.generate(batch)\n", ["method_of_wrapped_model"]), ("model.eval()\n", []),
+                                            ("accelerator.unwrap_model(model).generate(batch)\n", []),
+                                            ("model = accelerator.unwrap_model(model)\nmodel.generate(batch)\n", [])])
+def test_a_model_that_accelerate_prepared_has_no_methods_of_its_own(asks: str, says: list[str], tmp_path: Path) -> None:
+    assert found("method_of_wrapped_model", HEAD + MADE + PREPARED + asks, tmp_path) == says
+
+
+def test_a_schedule_that_counts_the_data_before_it_is_prepared_counts_all_processes(tmp_path: Path) -> None:
+    of_the_data = HEAD + ACCELERATED.format(steps="len(data) // 8").replace(
+        "model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)",
+        "loader = DataLoader(data, batch_size=8)\n"
+        "model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)")
+    assert found("scheduler_each_process", HEAD + ACCELERATED.format(steps="1000"), tmp_path)
+    assert not found("scheduler_each_process", of_the_data, tmp_path)
+
+
+def test_a_sampler_of_one_epoch_needs_no_second_order(tmp_path: Path) -> None:
+    sampled = loop(*PLAIN, before=PARALLEL + "sampler = DistributedSampler(data)\nloader = DataLoader(data, sampler=sampler)\n")
+    assert found("sampler_without_epoch", sampled, tmp_path)
+    assert not found("sampler_without_epoch", sampled.replace("range(3)", "range(1)"), tmp_path)
+
+
+def test_a_step_does_not_call_the_function_that_it_stands_in(tmp_path: Path) -> None:
+    own = (HEAD + MADE + "class Own:\n    def train(self):\n        for i, batch in enumerate(loader):\n"
+           "            optimizer.zero_grad()\n            model(batch).mean().backward()\n            optimizer.step()\n"
+           "            if i % 10 == 0:\n                self.train()\nOwn().train()\n")
+    assert not found("gradients_cleared_early", own, tmp_path)
+
+
+def test_an_option_that_the_command_line_does_not_have_is_never_on(tmp_path: Path) -> None:
+    wrapped = SHARDED.replace("model = FSDP", "if getattr(args, 'fsdp', False):\n    model = FSDP")
+    body = (*PLAIN[:2], "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", *PLAIN[2:])
+    asked = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--{name}', action='store_true')\n"
+    assert found("sharded_clipping", loop(*body, before=asked.format(name="fsdp") + wrapped), tmp_path)
+    assert not found("sharded_clipping", loop(*body, before=asked.format(name="other") + wrapped), tmp_path)
+
+
+def test_an_accumulation_of_one_by_default_exchanges_nothing_too_often(tmp_path: Path) -> None:
+    text = loop("loss = model(batch).mean()", "loss.backward()", "if (i + 1) % args.passes == 0:", "    optimizer.step()",
+                "    optimizer.zero_grad()", before=PARALLEL + "import argparse\nparser = argparse.ArgumentParser()\n"
+                "parser.add_argument('--passes', type=int, default={default})\nargs = parser.parse_args()\n")
+    assert found("micro_batches_synchronised", text.replace("{default}", "4"), tmp_path)
+    assert not found("micro_batches_synchronised", text.replace("{default}", "1"), tmp_path)
+
+
+@pytest.mark.parametrize(("batch", "severity"), [("batch", "low"), ("batch.to('cuda')", "moderate")])
+def test_a_loop_that_never_moves_to_a_device_waits_for_none(batch: str, severity: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(loop(f"loss = model({batch}).mean()", *PLAIN[1:], "total += loss.item()"), encoding="utf-8")
+    findings = BY_NAME["item_each_step"].find(read_script(path), Circumstances())
+    assert [finding.severity for finding in findings] == [severity]

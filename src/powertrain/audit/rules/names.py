@@ -29,7 +29,8 @@ GONE: Mapping[str, str] = {
     "peft.prepare_model_for_int8_training": "peft.prepare_model_for_kbit_training",
     "datasets.load_metric": "evaluate.load", "trl.trainer.ConstantLengthDataset": "packing=True of SFTConfig",
     "trl.DataCollatorForCompletionOnlyLM": "completion_only_loss=True of SFTConfig",
-    "nlp.load_dataset": "datasets.load_dataset", "transformers.deepspeed": "transformers.integrations",
+    "transformers.is_torch_tpu_available": "is_torch_xla_available", "nlp.load_dataset": "datasets.load_dataset",
+    "transformers.deepspeed": "transformers.integrations",
     "trl.commands.cli_utils": "trl.TrlParser", "trl.setup_chat_format": "chat_template_path of SFTConfig",
 }
 

@@ -361,7 +361,9 @@ def scheduler_each_process(script: Script, subject: Subject, where: Circumstance
 
 
 def _counted_before(script: Script, length: ast.AST, prepare: ast.Call) -> bool:
-    """Return whether a length is that of a loader before `prepare`, which counts the batches of all processes."""
+    """Return whether a length is that of a loader before `prepare`, or of its data: these count for all processes."""
     prepared = {given.id for given in prepare.args if isinstance(given, ast.Name)}
+    prepared |= {item.id for given in prepare.args for made in script.assigned(given) if isinstance(made, ast.Call)
+                 and script.name(made).endswith("DataLoader") for item in made.args[:1] if isinstance(item, ast.Name)}
     return any(isinstance(node, ast.Call) and script.name(node.func) == "len" and node.lineno < prepare.lineno and any(
         isinstance(item, ast.Name) and item.id in prepared for item in node.args) for node in script.behind(length))

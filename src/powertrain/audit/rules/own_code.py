@@ -13,6 +13,7 @@ CAUSAL = ("tril", "triu", "causal", "attn_mask", "src_mask", "subsequent_mask", 
 WEIGHTED = ("Linear", "Embedding", "Conv1d", "Conv2d", "LayerNorm")
 MADE_ON_THE_CPU = ("torch.tensor", "torch.zeros", "torch.ones", "torch.randn", "torch.rand", "torch.randint", "torch.arange",
                    "torch.full", "torch.stack", "torch.cat", "torch.from_numpy")
+PAIRED = ("_j", "_k", "_chosen", "_rejected", "_w", "_l", "_a", "_b", "_pos", "_neg", "_0", "_1")   # no model's own arguments
 LISTING = ("glob", "iglob", "listdir", "rglob", "scandir", "iterdir")
 PLACED = ("checkpoint", "ckpt")
 TARGETS = ("target_ids", "labels", "label_ids", "lm_labels")
@@ -94,6 +95,53 @@ def groups_of_completions(script: Script, subject: Subject, where: Circumstances
     size = asked.value if asked is not None else None if subject.is_unread("training.num_generations") else 8
     if each and times and isinstance(size, int) and size > 0 and each * times % size:
         yield found("critical", "training.per_device_train_batch_size", asked, completions=int(each * times), size=size)
+
+
+@code_rule
+def reward_without_answers(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The reward function does not take the answers by the name that the trainer gives them."""
+    trainer = next((call for call in script.nodes if isinstance(call, ast.Call) and last_name(call.func).endswith(
+        "GRPOTrainer") and argument(call, "reward_funcs", 1) is not None), None)
+    rewards = argument(trainer, "reward_funcs", 1) if trainer is not None else None
+    names = {last_name(node) for node in ast.walk(rewards) if isinstance(node, ast.Name | ast.Attribute)} if rewards else set()
+    for name in sorted(names & set(script.functions)):
+        spec = script.functions[name].args
+        taken = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
+        asked = taken - {"self"}
+        if asked and not asked & {"completions", "completion", "completion_ids"} and spec.vararg is None and \
+                not script.functions[name].decorator_list:
+            yield found("critical", script.evidence(spec), asked=", ".join(sorted(asked)), name=name)
+
+
+@code_rule
+def adapters_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Trained adapters are loaded to be trained on, and are loaded frozen."""
+    for call in script.calls("peft.PeftModel.from_pretrained", "peft.AutoPeftModelForCausalLM.from_pretrained"):
+        given = argument(call, "is_trainable", 3)
+        said = script.says("is_trainable", "requires_grad", "get_peft_model", "merge_and_unload", "add_adapter")
+        evaluates = any(node.lineno > loop.lineno for loop in script.training_loops for node in [call]
+                        if script.function(loop) is script.function(call))
+        if given is None and not said and not evaluates and script.training_loops:
+            yield found("critical", call)
+            return
+
+
+@code_rule
+def columns_removed(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The trainer takes columns away that the script's own loss reads."""
+    if subject.value("training.remove_unused_columns") is False or subject.is_unread("training.remove_unused_columns"):
+        return
+    for function in script.nodes:
+        kind = script.parents.get(function)
+        if not isinstance(function, ast.FunctionDef) or function.name != "compute_loss" or not isinstance(
+                kind, ast.ClassDef) or not any(script.name(base) == "transformers.Trainer" for base in kind.bases):
+            continue
+        read = [node for node in ast.walk(function) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+                and ast.unparse(node.value) == "inputs" and isinstance(node.slice.value, str)]
+        own = [node for node in read if str(getattr(node.slice, "value", "")).endswith(PAIRED)]
+        if own and not script.says("_remove_unused_columns", "remove_unused_columns", "_set_signature_columns"):
+            names = dict.fromkeys(str(getattr(node.slice, "value", "")) for node in own)
+            yield found("critical", own[0], columns=", ".join(names))
 
 
 @code_rule

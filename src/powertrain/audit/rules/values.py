@@ -109,7 +109,7 @@ def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -
 def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A method of the model is called on the wrapper of several processes, which does not have it."""
     severity: Severity = "low" if where.has_one_device else "critical"
-    wrappings = list(script.calls(*PARALLEL))
+    wrappings = list(script.calls(*PARALLEL, ".prepare"))
     for call in script.nodes:
         owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
         if not isinstance(owner, ast.Name) or not isinstance(call, ast.Call) or last_name(call.func) in OF_ANY_MODULE:
@@ -134,8 +134,16 @@ def _given_wrapped(script: Script, function: FunctionNode | None, owner: ast.Nam
 def _wrapped_before(script: Script, wrappings: list[ast.Call], call: ast.Call, owner: ast.Name) -> ast.Call | None:
     """Return the call that wrapped a model of this name, above and in the same function."""
     return next((node for node in wrappings if node.lineno < call.lineno and isinstance(script.parents[node], ast.Assign)
-                 and any(ast.unparse(target) == owner.id for target in getattr(script.parents[node], "targets", ()))
+                 and owner.id in _takes_the_wrapped(node, script.parents[node])
                  and script.function(node) is script.function(call) and script.module(node) is script.module(call)), None)
+
+
+def _takes_the_wrapped(call: ast.Call, statement: ast.AST) -> set[str]:
+    """Return the names of wrapped models: what `DDP(model)` is assigned to, and of `prepare(model, ...)` the models alone."""
+    targets = [inner for target in getattr(statement, "targets", ()) for inner in (
+        target.elts if isinstance(target, ast.Tuple) else [target])]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in names if "model" in name} if last_name(call.func) == "prepare" else names
 
 
 def _unwraps(script: Script, within: ast.AST, name: str) -> bool:
