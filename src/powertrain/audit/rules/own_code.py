@@ -110,7 +110,7 @@ def reward_without_answers(script: Script, subject: Subject, where: Circumstance
         asked = taken - {"self"}
         if asked and not asked & {"completions", "completion", "completion_ids"} and spec.vararg is None and \
                 not script.functions[name].decorator_list:
-            yield found("critical", script.evidence(spec), asked=", ".join(sorted(asked)), name=name)
+            yield found("critical", *spec.args[-1:], asked=", ".join(sorted(asked)), name=name)
 
 
 @code_rule
