@@ -130,10 +130,15 @@ def removed_call_arguments(script: Script, subject: Subject, where: Circumstance
     """A call has an argument that the libraries no longer take."""
     gone = [(item, item.arg) for node in script.nodes if isinstance(node, ast.Call) for item in node.keywords
             if item.arg in GONE_ARGUMENTS and last_name(node.func) in GONE_ARGUMENTS[item.arg][0]
-            and "unsloth" not in script.name(node).lower()]
+            and "unsloth" not in script.name(node).lower() and not _is_said_of_weights(subject, item)]
     if gone:
         says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone if name))
         yield found(since(where), *(item for item, _ in gone), names=says)
+
+
+def _is_said_of_weights(subject: Subject, item: ast.keyword) -> bool:
+    """Return whether quantised_without_adapters says of this argument that the run ends."""
+    return str(item.arg).startswith("load_in_") and getattr(item.value, "value", None) is True and not subject.has_adapters
 
 
 @code_rule
