@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -10,7 +11,8 @@ import psutil
 import pytest
 
 from powertrain.records import WrongUse
-from powertrain.web.jobs import Jobs
+from powertrain.web.jobs import Job, Jobs
+from powertrain.web.jobs_pages import outcome, tone
 from powertrain.web.places import NotThere
 
 # stands for `powertrain`: says that it has begun, ends well at SIGTERM with 75, and else when a file `go` is there
@@ -180,7 +182,15 @@ def test_pages_show_jobs_and_change_them(client):
     for wrong in ({"where": "out"}, {}, {"where": ["up"]}):
         assert "problem" in client.post(f"/jobs/{second.id}/move", wrong).json()
     assert client.post(f"/jobs/{second.id}/stop", {"how": "well"}).json() == {"refresh": True}
-    assert "taken out of the queue" in client.get(f"/jobs/{second.id}").text
+    assert "It was taken out of the queue before it began." in client.get(f"/jobs/{second.id}").text
     assert client.post(f"/jobs/{job.id}/stop", {"how": "now"}).status == 200
     wait_for(client.site.jobs, job)
-    assert "was ended at once" in client.get(f"/jobs/{job.id}").text
+    assert "It was ended at once; nothing after its last save is kept." in client.get(f"/jobs/{job.id}").text
+    assert re.search(r'class="word bad wraps">was ended at once', client.get("/jobs").text)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 75, 130, -9, -15, None])
+def test_how_a_job_stands_is_the_rest_of_a_sentence(code):
+    job = Job("x", "Train x", ("train",), state="ended", began=1.0, code=code)
+    assert outcome(job).split()[0] in ("is", "has", "was", "ended")
+    assert tone(job) == ("good" if code in (0, 4, 5, 75) else "bad")

@@ -56,7 +56,7 @@ def test_a_push_asks_is_private_and_shows_no_token(browser: Browser, hub: Hub, s
         seen.append(page.content())
         asks.get_by_role("button", name=answer).click()
     page.wait_for_url("**/jobs/*")
-    page.get_by_text("It done.").wait_for()
+    page.get_by_text("It is done.").wait_for()
     assert hub.repositories["me/one"].is_private
     assert "model.safetensors" in hub.repositories["me/one"].files
     for path in ("", "/models", "/system", "/jobs"):

@@ -15,7 +15,7 @@ TAIL_BYTES = 60_000          # of a job's output that its page shows
 
 
 def queue(request: Request) -> Response:
-    return shown(request, "jobs.html", title="Jobs", all_jobs=site_of(request).jobs.all())
+    return shown(request, "jobs.html", title="Jobs", all_jobs=[(job, outcome(job), tone(job)) for job in site_of(request).jobs.all()])
 
 
 def one(request: Request) -> Response:
@@ -25,23 +25,28 @@ def one(request: Request) -> Response:
     output = site.jobs.output(job, TAIL_BYTES)
     study = next((name for name in reversed(STUDY.findall(output))
                   if (site.places.studies / name / "evidence.json").is_file()), "")
-    return shown(request, "job.html", title=job.title, job=job, output=output, says=outcome(job), study=study,
+    return shown(request, "job.html", title=job.title, job=job, output=output, says=outcome(job), tone=tone(job), study=study,
                  has_run=bool(job.run) and (site.places.root / job.run / "recipe.yaml").is_file(),
                  has_model=bool(job.run) and (site.places.root / job.run / "model").is_dir())
 
 
 def outcome(job: Job) -> str:
-    """Return in words how a job stands."""
+    """Return how a job stands, as the rest of a sentence that begins with the job."""
     if job.state != "ended":
         return {"waiting": "waits for its turn", "running": "runs"}[job.state]
     if not job.began:
-        return "taken out of the queue before it began"
+        return "was taken out of the queue before it began"
     if job.code is None:
         return "ended while no page looked; its output says how"
     if job.code < 0:
         return "was ended at once; nothing after its last save is kept" if job.words[0] == "train" else "was ended at once"
-    return {0: "done", 3: "trained, but not all is saved", 4: "done: it has findings", 5: "done: it has critical findings",
-            75: "stopped and saved", 130: "stopped"}.get(job.code, "failed: the end of its output says why")
+    return {0: "is done", 3: "has trained, but not all is saved", 4: "is done and has findings",
+            5: "is done and has critical findings", 75: "has stopped and saved", 130: "has stopped"}.get(
+        job.code, "has failed; the end of its output says why")
+
+
+def tone(job: Job) -> str:
+    return "open" if job.state != "ended" else "good" if job.code in (0, 4, 5, 75) else "bad"
 
 
 async def stop(request: Request) -> Response:
