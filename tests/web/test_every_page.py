@@ -27,7 +27,8 @@ JOB = {"id": "", "title": EVIL, "words": ["train", f"name={EVIL}"], "run": "runs
 REACHABLE = """[...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')].filter(
   one => !one.disabled && one.type !== 'hidden' && one.tabIndex >= 0 && one.checkVisibility({visibilityProperty: true}))"""
 NAMED = "one => [one.tagName, one.id, one.getAttribute('href'), one.textContent].join(' ').slice(0, 200)"
-PICTURES = os.environ.get("PAGE_PICTURES")   # a folder: for docs/page.md
+PICTURES = os.environ.get("PAGE_PICTURES")   # a folder: for docs/page.md, and to look at each page
+OF_THE_DOCS = {"new": "/new", "run": "/runs/first", "compare": "/compare?run=first&run=second"}
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +73,26 @@ def test_pages_are_inert_accessible_and_fit(browser: Browser, served: Served, sc
         if page.locator("h1").count() != 1 or page.locator("img, iframe, script:not([src])").count():
             wrong.append(f"{path}: {page.locator('h1').count()} titles, or something that is not the page's")
         if PICTURES and "?" not in path.removeprefix("/compare?"):
-            if path == "/new":
-                page.locator("#plan dl").wait_for()
             name = path.strip("/").partition("?")[0].replace("/", "-") or "home"
-            page.screenshot(path=Path(PICTURES) / f"{name}-{scheme}.png")
+            page.screenshot(path=Path(PICTURES) / f"{name}-{scheme}-{width}.png", full_page=True)
     wrong += [one for one in visitor.complaints if "404" not in one]         # /nothing is not there
     visitor.context.close()
     assert not wrong
+
+
+@pytest.mark.skipif(not PICTURES, reason="PAGE_PICTURES names no folder for pictures")
+def test_pictures_of_the_docs(browser: Browser, served: Served) -> None:
+    for name, rate, fall in (("first", 3e-3, 60), ("second", 1e-3, 100)):
+        run = write_run(served.folder / "runs" / name, 400, fall=fall)
+        (run / "recipe.yaml").write_text(f"name: {name}\nlearning_rate: {rate}\n")
+        (run / "model").mkdir()
+    visitor = Visitor(browser, served, viewport={"width": 1280, "height": 1120})
+    for name, path in OF_THE_DOCS.items():
+        page = visitor.go(path)
+        if name == "new":
+            page.locator("#plan dl").wait_for()
+        page.screenshot(path=Path(PICTURES) / f"page-{name}.png")
+    visitor.context.close()
 
 
 def test_scripts_that_others_wrote_do_not_run(browser: Browser, served: Served) -> None:

@@ -1,6 +1,5 @@
 """A person with a browser: runs go on while the page dies, and what is shown is what events.jsonl says."""
 
-import json
 import os
 import re
 import signal
@@ -70,14 +69,17 @@ def test_the_server_dies_and_the_same_process_trains_on(visitor, served):
     run = start(visitor, [*TINY[:-6], "max_steps=4000", *TINY[-5:]])
     page = visitor.go(f"/runs/{run.name}")
     wait_until(lambda: reached(run, 20))
-    before = trainer(run)
+    before, other = trainer(run), visitor.new_page()
+    other.goto(f"{served.address}/jobs")
     served.kill()
-    page.get_by_text("has heard nothing").wait_for(timeout=20_000)
+    for tab in (page, other):
+        tab.get_by_text("has heard nothing").wait_for(timeout=20_000)
     seen = steps_of(run)[-1]
     wait_until(lambda: reached(run, seen + 20))          # nobody serves, and it trains
     served.start()
     wait_until(lambda: int(page.locator("[data-field=step]").first.text_content().replace(",", "")) > seen + 20)
-    assert page.locator("#stale").is_hidden()
+    for tab in (page, other):
+        tab.locator("#stale").wait_for(state="hidden")
     assert trainer(run) == before
     page.get_by_role("button", name="Finish the step and save").click()
     page.get_by_text("stopped", exact=False).first.wait_for()
@@ -119,17 +121,24 @@ def test_a_browser_opened_again_shows_the_numbers_of_the_events(visitor, served)
 
 
 def test_two_tabs_that_press_start_make_one_run(visitor, served):
-    tabs = [visitor.page, visitor.new_page()]
-    for tab in tabs:
+    tabs, words = [visitor.page, visitor.new_page(), visitor.new_page()], [*TINY[:-6], "max_steps=4000", *TINY[-5:]]
+
+    def fill(tab):
         tab.goto(served.address + "/new?recipe=default")
         tab.get_by_label("Name", exact=True).fill("twice")
-        tab.get_by_label("More settings").fill("\n".join([*TINY[:-6], "max_steps=4000", *TINY[-5:]]))
+        tab.get_by_label("More settings").fill("\n".join(words))
+
+    for tab in tabs:
+        fill(tab)
     for tab in tabs:
         tab.get_by_role("button", name="Start").click()
+    fill(tabs[2])                            # loaded anew while it starts, and pressed again
+    tabs[2].get_by_role("button", name="Start").click()
     for tab in tabs:
         tab.wait_for_url(re.compile(r"/(runs|jobs)/"))
     time.sleep(2)
-    assert len([json.loads(path.read_text()) for path in (served.folder / "jobs").glob("*.json")]) == 1
+    assert len(list((served.folder / "jobs").glob("*.json"))) == 1
+    assert len(list((served.folder / "runs").iterdir())) == 1
 
 
 @pytest.mark.parametrize("hand", ["mouse", "keyboard"])

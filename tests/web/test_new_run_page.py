@@ -65,6 +65,14 @@ def test_a_run_that_fits_is_started_as_it_was_planned(page, form):
     assert re.fullmatch(r"runs/\w+-\d{8}-\d{6}", job.run)
 
 
+def test_a_run_that_makes_its_base_first_may_be_started_before_it_has_a_plan(page):
+    text = page.post("/plan", {"recipe": "docstrings"}).text
+    assert "no finished run of the recipe default" in text
+    assert "You may start it" in text
+    assert 'class="problem">' not in text
+    assert "data-refused" not in text
+
+
 @pytest.mark.parametrize(("change", "says"), [
     ({"data.source": "/etc/passwd"}, "outside this page"), ({"data.source": "../secret"}, "outside this page"),
     ({"more": "no.such.key=1"}, "no.such.key"), ({"more": "; rm -rf /"}, "is no setting"),
