@@ -15,7 +15,8 @@ TAIL_BYTES = 60_000          # of a job's output that its page shows
 
 
 def queue(request: Request) -> Response:
-    return shown(request, "jobs.html", title="Jobs", all_jobs=[(job, outcome(job), tone(job)) for job in site_of(request).jobs.all()])
+    jobs = site_of(request).jobs.all()
+    return shown(request, "jobs.html", title="Jobs", all_jobs=[(job, outcome(job), tone(job)) for job in jobs])
 
 
 def one(request: Request) -> Response:
