@@ -81,7 +81,7 @@ def by_turns(run: Path, trainer: subprocess.Popen[bytes]) -> list[Window]:
         began = time.time()
         time.sleep(WINDOW_S)
         windows.append((goes_on, began, time.time()))
-    uploader.resume()
+    uploader.kill()
     return windows
 
 
