@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,9 +143,12 @@ def test_another_run_under_this_address_is_refused_and_not_touched(here: Setting
     assert contents(tmp_path / "back" / "checkpoints" / "step-000004") == contents(folder)
 
 
-def test_a_file_that_was_damaged_here_is_not_published(here: Settings, run: Path) -> None:
+@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content[:-1] + bytes([content[-1] ^ 1])],
+                         ids=["a byte less", "a bit flipped"])
+def test_a_file_that_was_damaged_here_is_not_published(
+        here: Settings, run: Path, damage: Callable[[bytes], bytes]) -> None:
     folder = made_checkpoint(run, 4)
-    (folder / "model.safetensors").write_bytes(bytes(3000))
+    (folder / "model.safetensors").write_bytes(damage((folder / "model.safetensors").read_bytes()))
     wait_with(run, folder)
     with pytest.raises(RunFailed, match="damaged on this disk"):
         Shelf(Store(here.address)).publish(all_waiting(run)[0], here, run / "packed")

@@ -35,6 +35,13 @@ class Damaged(OSError):
     """The store gave back other bytes than its own checksum tells."""
 
 
+class OtherBytes(OSError):
+    """The store holds other bytes than were sent."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EIO, "the store holds other bytes than were sent")
+
+
 class Store:
     """The objects under an address. Every method raises what fsspec and its back end raise: see `cure_of`."""
 
@@ -53,6 +60,11 @@ class Store:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    @property
+    def compares_sha256(self) -> bool:
+        """Return whether what is stored is held against its sha256, and not against another sum of the file that was sent."""
+        return self.scheme not in ("s3", "gs")
+
     def put(self, file: Path, name: str, sha256: str) -> None:
         """Store a file, and return once the store holds these very bytes. What it holds already is not sent again."""
         if self._holds(file, name, sha256):
@@ -66,7 +78,7 @@ class Store:
             sync(Path(path))
             sync(Path(path).parent)
         if not self._holds(file, name, sha256):
-            raise OSError(errno.EIO, "the store holds other bytes than were sent")
+            raise OtherBytes
 
     def _holds(self, file: Path, name: str, sha256: str) -> bool:
         """Return whether the store has these bytes: by the checksum that it has computed itself, else by reading them back."""
@@ -105,7 +117,7 @@ class Store:
                 self.files.pipe_file(self._path(name), content)
             there = self.read_manifest(name)
             if there is None:
-                raise OSError(errno.EIO, "the store holds other bytes than were sent")
+                raise OtherBytes
         if there != value:
             raise WrongUse(f"{self.address}/{name} was written by somebody else; use another mirror or another name")
 
