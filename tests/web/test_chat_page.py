@@ -118,7 +118,10 @@ def test_a_second_message_waits_for_no_answer(talks: Talks, root: Path) -> None:
     together(talks, do)
 
 
-def test_a_stopped_answer_ends_and_the_conversation_goes_on(talks: Talks, root: Path) -> None:
+def test_a_stopped_answer_ends_and_the_conversation_goes_on(
+        talks: Talks, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chatting, "STOP_S", 120.0)       # beside other tests
+
     async def do() -> None:
         answer = talks.ask(ONE, {"message": "long"}, "a", 0)
         await anext(answer)

@@ -117,6 +117,14 @@ def _older(study: Study, folder: str, made: str) -> Page:
 def _older_losses(study: Mapping[str, Any]) -> Iterator[Block]:
     curves = {name: (runs[0]["losses"], runs[0].get("curves_every_steps") or 1) for name, runs in study["arms"].items()
               if runs and runs[0].get("losses")}
+    if not curves and (apart := study.get("differences")):
+        parts = list(dict.fromkeys(part for found in apart.values() for part in found))
+        marks = tuple(Series(part, tuple((float(number), found.get(part)) for number, found in enumerate(apart.values(), 1)),
+                             COLOURS[place], "circle") for place, part in enumerate(parts))
+        yield Figure("differences", f"The largest differences of {len(apart)} cases", (
+            Plot(Axis("case"), Axis("largest difference", log=True), marks),), "", (
+            Table(("case", *parts), tuple((name, *(found.get(part) for part in parts)) for name, found in apart.items())),))
+        return
     if not curves:
         yield Missing("losses", "The study holds none.")
         return
