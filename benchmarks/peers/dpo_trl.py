@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from datasets import load_dataset
 from peft import PeftModel
-from torch.utils.data import SequentialSampler
-from trainer_steps import plain_settings, step_by_step
+from trainer_steps import InOrder, plain_settings, step_by_step
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -25,11 +24,8 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-class InOrder(DPOTrainer):  # type: ignore[misc]
-    """Reads the pairs as they stand in the file, which is the order of the other arm."""
-
-    def _get_train_sampler(self, *_: Any) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset)
+class OrderedTrainer(InOrder, DPOTrainer):  # type: ignore[misc]
+    """TRL's trainer, with the examples in their order."""
 
 
 def main() -> None:
@@ -41,7 +37,7 @@ def main() -> None:
         model = PeftModel.from_pretrained(model, options["adapter"], is_trainable=True)
     settings = plain_settings(options) | {"max_length": options["max_length"], "beta": 0.1} | ARMS[options["arm"]]
     # the reference's scores are made before the first step; its batches have as many pairs as the training's
-    step_by_step(InOrder(model=model, args=DPOConfig(output_dir=tempfile.mkdtemp(), **settings),
+    step_by_step(OrderedTrainer(model=model, args=DPOConfig(output_dir=tempfile.mkdtemp(), **settings),
                          train_dataset=load_dataset("json", data_files=options["data"], split="train"),
                          processing_class=AutoTokenizer.from_pretrained(options["model"])))
 

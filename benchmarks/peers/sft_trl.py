@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from datasets import load_dataset
 from peft import PeftModel
-from torch.utils.data import SequentialSampler
-from trainer_steps import plain_settings, step_by_step
+from trainer_steps import InOrder, plain_settings, step_by_step
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -26,11 +25,8 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-class InOrder(SFTTrainer):  # type: ignore[misc]
-    """Reads the examples as they stand in the file, which is the order of the other arm."""
-
-    def _get_train_sampler(self, *_: Any) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset)
+class OrderedTrainer(InOrder, SFTTrainer):  # type: ignore[misc]
+    """TRL's trainer, with the examples in their order."""
 
 
 def main() -> None:
@@ -42,7 +38,7 @@ def main() -> None:
     if options["adapter"]:
         model = PeftModel.from_pretrained(model, options["adapter"], is_trainable=True)
     settings = plain_settings(options) | {"max_length": options["max_length"]} | ARMS[options["arm"]]
-    step_by_step(InOrder(model=model, args=SFTConfig(output_dir=tempfile.mkdtemp(), **settings),
+    step_by_step(OrderedTrainer(model=model, args=SFTConfig(output_dir=tempfile.mkdtemp(), **settings),
                          train_dataset=load_dataset("json", data_files=options["data"], split="train"),
                          processing_class=AutoTokenizer.from_pretrained(options["model"])))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steps import Steps
+from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback
 
 FOREVER = 10**6                              # steps: who asks says when it is enough
@@ -22,6 +23,15 @@ class Told(TrainerCallback):
     def on_log(self, arguments: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "loss" in logs:
             self.steps.done(float(logs["loss"]), float(logs.get("grad_norm", "nan")))
+
+
+class InOrder:
+    """Lets a Trainer read the examples as they stand in the file, which is the order of the other arm."""
+
+    train_dataset: Any
+
+    def _get_train_sampler(self, *_: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
 
 
 def step_by_step(trainer: Trainer) -> None:

@@ -28,7 +28,6 @@ from report.made_runs import BEGAN, start, step, whole_run
 
 fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
 WITHIN_S = 300
-PRESSED_AGAIN_S = 20.0
 GPU = GpuReading("NVIDIA H100", 30 << 30, 80 << 30, 0.97, 71.0, 612.0, "heat")
 
 
@@ -272,16 +271,8 @@ class Terminal:
         return self.all.decode(errors="replace")
 
     def ends_quietly(self) -> bool:
-        pressed = -PRESSED_AGAIN_S
-
-        def is_over() -> bool:               # Python loses an interrupt within a destructor, and a person presses again
-            nonlocal pressed
-            if time.monotonic() - pressed > PRESSED_AGAIN_S:
-                os.kill(self.pid, signal.SIGINT)
-                pressed = time.monotonic()
-            return self.text().endswith("\x1b[?1049l") or "Traceback" in self.text()
-
-        wait_for(is_over)
+        os.kill(self.pid, signal.SIGINT)
+        wait_for(lambda: self.text().endswith("\x1b[?1049l") or "Traceback" in self.text())
         _, status = os.waitpid(self.pid, 0)
         os.close(self.file)
         return status == 0 and "Traceback" not in self.all.decode(errors="replace")

@@ -20,7 +20,7 @@ from powertrain.mirror.shelf import COMPLETE, Shelf
 from powertrain.mirror.store import Store
 from powertrain.mirror.waiting import Settings, all_waiting
 from powertrain.records import RunFailed, WrongUse
-from powertrain.records.checkpoints import entry_of, what_is_wrong
+from powertrain.records.checkpoints import MANIFEST, entry_of, what_is_wrong
 
 
 def publish(run: Path, settings: Settings, step: int, loss: float | None = None) -> Path:
@@ -153,6 +153,17 @@ def test_a_file_that_was_damaged_here_is_not_published(
     with pytest.raises(RunFailed, match="damaged on this disk"):
         Shelf(Store(here.address)).publish(all_waiting(run)[0], here, run / "packed")
     assert Shelf(Store(here.address)).sets() == {}
+
+
+@pytest.mark.parametrize("entry", [{}, {"bytes": 3000}, 3000])
+def test_a_manifest_that_tells_too_little_of_a_file_is_damaged(here: Settings, run: Path, entry: object) -> None:
+    folder = made_checkpoint(run, 4)
+    told = json.loads((folder / MANIFEST).read_text())
+    told["files"]["model.safetensors"] = entry
+    (folder / MANIFEST).write_text(json.dumps(told))
+    wait_with(run, folder)
+    with pytest.raises(RunFailed, match="no size and sha256 of model"):
+        Shelf(Store(here.address)).publish(all_waiting(run)[0], here, run / "packed")
 
 
 # ------------------------------------------------------------------------------------------------ what was made to harm

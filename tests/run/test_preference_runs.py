@@ -12,11 +12,13 @@ import pytest
 from test_finetuning import rows_file, tiny_llama
 
 from powertrain.recipe import resolve
+from powertrain.recipe.schema import COMPARING
 from powertrain.records.event_log import read_events
 from powertrain.records.events import Evaluated, Memory, Step
 from powertrain.records.timeline import read
 from powertrain.report.answer_figures import rewards
 from powertrain.report.result import quality
+from powertrain.training.objectives import OBJECTIVES
 
 Cli = Callable[..., tuple[int, str, str]]
 PAGE = Path(__file__).parents[2] / "docs" / "fine-tuning.md"
@@ -174,6 +176,7 @@ def test_adapters_and_all_weights_get_trls_rates() -> None:
     rates = [resolve(None, ["model.path=x", "objective=dpo", *words]).recipe.learning_rate
              for words in ([], ["method=full"], ["learning_rate=3e-4"])]
     assert rates == [1e-5, 1e-6, 3e-4]
+    assert set(COMPARING) == {name for name, kind in OBJECTIVES.rows.items() if kind.rows != "answers"}
 
 
 def test_a_kernel_that_computes_losses_only_is_refused(cli: Cli, base: Path, pairs: Path) -> None:

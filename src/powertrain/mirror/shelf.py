@@ -125,7 +125,7 @@ class Shelf:
             self.store.delete(f"{one.name}/{COMPLETE}")  # other weights, or some objects are gone: it is published again
         for name, file in one.files().items():
             packs = settings.compress == "all" or (settings.compress == "text" and file.suffix in TEXT)
-            # the store's copy is held against what the checkpoint told, so a file of one need not be read a second time
+            # the copy in the store is compared with the checkpoint's own sha256: the file here is read once, to be sent
             here = expected[name] if name in expected and self.store.compares_sha256 and not packs else _entry_here(file)
             _check_here(file, here, expected.get(name, here))
             stored, stored_as, entry = file, name, here
@@ -293,6 +293,9 @@ def _readable(file: Path) -> Iterator[None]:
 def _expected(one: Waiting) -> dict[str, Any]:
     """Return what a checkpoint's own manifest tells of its files. Raises RunFailed where files of the set are missing."""
     expected = dict(read_json(one.path / MANIFEST)["files"]) if (one.path / MANIFEST).is_file() else {}
+    told = {"bytes", "sha256"}
+    if damaged := [name for name, entry in expected.items() if not isinstance(entry, dict) or entry.keys() != told]:
+        raise RunFailed(f"{one.path / MANIFEST} is damaged on this disk: it tells no size and sha256 of {damaged[0]}")
     if missing := expected.keys() - one.files().keys():
         raise RunFailed(f"{one.path / min(missing)} is missing on this disk")
     if not expected and not one.elsewhere and one.name != "model":

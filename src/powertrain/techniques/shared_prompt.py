@@ -51,8 +51,8 @@ class SharedPrompt(Technique):
             return cls.refuse(Why.CHANGES_RESULT, f"{shown}, and with dropout both answers would see the same dropped prompt",
                               cls(share), numbers=numbers)
         if share < WORTH_SHARE:
-            return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}; gathering keys and values for attention costs as much as less than "
-                              f"{WORTH_SHARE:.0%} would save", cls(share), numbers=numbers)
+            return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}; below {WORTH_SHARE:.0%}, gathering keys and values for attention "
+                              "costs what is saved", cls(share), numbers=numbers)
         basis = "formula: the share of the tokens; the high end assumes that half of a step does not depend on them"
         return cls(share).on(shown, Effect((1 - share, 1 - share / 2), 0, basis=basis), numbers=numbers)
 
