@@ -154,6 +154,15 @@ def test_packing_says_how_much_padding_there_would_be(lora_facts: Facts) -> None
     assert answer.claim.step_time[0] == pytest.approx(1 - share)
 
 
+@pytest.mark.parametrize("train_batch_size", [1, 4, 32, 200])
+def test_little_of_a_step_is_filling_however_few_tokens_it_has(lora_facts: Facts, train_batch_size: int) -> None:
+    data = replace(lora_facts.data, train_batch_size=train_batch_size)
+    answer = ask_anew(Packing.name, replace(lora_facts, data=data), Recipe())
+    assert isinstance(answer, Proposal)
+    assert isinstance(packing := answer.technique, Packing)
+    assert 16 <= packing.multiple <= max(16, 0.1 * min(packing.tokens, data.train_batch_size * data.block))
+
+
 def test_packing_fits_its_passes_into_the_memory(lora_facts: Facts) -> None:
     def tokens(free_bytes: int, facts: Facts = lora_facts) -> int:
         machine = replace(facts.hardware, free_memory_bytes=free_bytes)

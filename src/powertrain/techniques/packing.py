@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 ROOMY = 1.1                  # of a step's mean tokens: what passes of one size have room for
 LEAST_TOKENS = 64            # of a pass, however little memory there is: less is all overhead
-CPU_MULTIPLE = 256           # oneDNN makes a product ready for each size it meets, and keeps a thousand of them; see CPU_STUDY
+SIZES = 32                   # of passes, about. oneDNN makes a product ready for each size and keeps a thousand; see CPU_STUDY
+CPU_MULTIPLES = (16, 256)    # the smallest and the largest to which a pass is filled up
 CPU_STUDY = "2026-11-21_cpu-packing-multiple"
 
 
@@ -58,7 +59,7 @@ class Packing(Technique):
             tokens = min(tokens, -(-step_tokens // run.least_passes))
         tokens = max(LEAST_TOKENS, tokens)
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
-        multiple = CPU_MULTIPLE if hardware.device == "cpu" and min(tokens, fitting) >= CPU_MULTIPLE else 1
+        multiple = _cpu_multiple(min(tokens, fitting, step_tokens)) if hardware.device == "cpu" else 1
         tokens -= tokens % multiple
         if run.decided.replayed:
             tokens = multiple = _constant_tokens(step_tokens, tokens, longest_example(data))
@@ -126,6 +127,14 @@ class Packing(Technique):
         del micro_batch                      # examples per pass; here a pass has as many as fit
         passes = pack([example.tokens for example in examples], self.tokens, crossover=self.crossover)
         return [[examples[i] for i in chosen] for chosen in passes]
+
+
+def _cpu_multiple(pass_tokens: int) -> int:
+    """Return to how many tokens passes are filled up, a power of two: sizes repeat, and little of a pass is padding."""
+    least, most = CPU_MULTIPLES
+    if pass_tokens < least:
+        return 1
+    return min(most, max(least, 1 << (-(-pass_tokens // SIZES) - 1).bit_length()))
 
 
 def _constant_tokens(step_tokens: int, most: int, longest: int) -> int:
