@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
@@ -10,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from powertrain.cli import app
+from powertrain.cli import Commands, app
 
 WIDTH = 100
 
@@ -45,3 +47,17 @@ def test_every_command_is_described_in_the_list_without_being_cut() -> None:
         for name in getattr(group, "commands", {}):
             listed = CliRunner().invoke(app, [*names, "--help"], prog_name="powertrain", terminal_width=80).output
             assert not re.search(rf"^  {name} .*\.\.\.$", listed, re.MULTILINE), listed
+
+
+@pytest.mark.parametrize("name", Commands.places)
+def test_the_list_says_what_the_command_says_first(name: str) -> None:
+    about = Commands.places[name][1]
+    assert (ALL[(name,)].help or "").startswith(about)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["trian"]])
+def test_what_needs_no_command_reads_no_commands_file(words: list[str]) -> None:
+    code = ("import sys\nfrom powertrain.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+            "print(*(name for name in sys.modules if name.startswith('powertrain.cli.')), file=sys.stderr)")
+    found = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert found.stderr.splitlines()[-1].split() == ["powertrain.cli.grouping", "powertrain.cli.streams"]

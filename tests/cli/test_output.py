@@ -15,7 +15,8 @@ from typer.main import get_command
 
 import powertrain
 from powertrain.cli import app, main
-from powertrain.cli.output import FAILED, explain
+from powertrain.cli.output import explain
+from powertrain.cli.streams import FAILED
 
 SOURCE = Path(powertrain.__file__).parent
 COMMAND = re.compile(r"`powertrain ((?:[a-z]+ ?)+)")

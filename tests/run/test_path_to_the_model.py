@@ -15,7 +15,7 @@ from torch import Tensor
 
 import powertrain
 from driver import TINY
-from powertrain.cli import app, output
+from powertrain.cli import app, output, streams
 from powertrain.models.decoder import Decoder
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Event, ListenerFailed, Step
@@ -83,7 +83,7 @@ def test_a_display_that_raises_ends_no_run_and_loses_no_event(train: Train, sour
 
     def broken(value: Any) -> None:
         if value["event"] != "result":
-            raise output.OutputGone(BrokenPipeError(errno.EPIPE, "nobody reads on"))
+            raise streams.OutputGone(BrokenPipeError(errno.EPIPE, "nobody reads on"))
 
     monkeypatch.setattr(output, "print_json", broken)
     events = train(f"data={source}", *TINY, "--output", "run", "--json")

@@ -14,8 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from powertrain import cli
-from powertrain.cli.page import answering
+from powertrain.cli.page import answer
 from powertrain.records import WrongUse
 from powertrain.web.app import make_app, read_assets
 from powertrain.web.asking import Answer as Answered
@@ -156,7 +155,7 @@ class Here:
             raise WrongUse(self.problem)
         self.monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(words)))
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            answering(cli.app)()
+            answer()
         found = json.loads(printed.getvalue())
         return Answered(found["code"], tuple(json.loads(line) for line in found["lines"] if line.startswith("{")))
 

@@ -3,45 +3,45 @@
 A file of commands only parses: each command is one call into the rooms, which are imported within it.
 """
 
-import inspect
 import io
 import sys
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 import typer
 
-import powertrain.cli.watching as watching
-from powertrain.cli import (
-    auditing,
-    checkpoints,
-    claiming,
-    curating,
-    data,
-    exporting,
-    launching,
-    page,
-    proving,
-    pushing,
-    reporting,
-    serving,
-    tracking,
-    training,
-    using,
-)
-from powertrain.cli.output import FAILED, OutputGone, Stream, explain
-
-# `--learning_rate=3e-4` is taken like `learning_rate=3e-4`; a mistyped option is refused by the recipe, with a hint
-WORDS = {"ignore_unknown_options": True}
+from powertrain.cli.grouping import Unread
+from powertrain.cli.streams import FAILED, OutputGone, Stream
 
 
-def group(about: str, commands: Mapping[str, Callable[..., int | None]], **settings: Any) -> typer.Typer:
-    """Return commands as one: the name of each, and the function that carries it out and returns its exit code or None."""
-    found = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=about, **settings)
-    for name, command in commands.items():
-        takes_words = "words" in inspect.signature(command).parameters
-        found.command(name, context_settings=WORDS if takes_words else None)(command)
-    return found
+class Commands(Unread):
+    """The commands."""
+
+    places: ClassVar = {
+        "train": ("training:train", "Train a model."),
+        "plan": ("training:plan", "Show the recipe, the plan, and the expected time and memory."),
+        "facts": ("training:facts", "Show what is known about machine, software, model and data."),
+        "generate": ("using:generate", "Write text with a trained model."),
+        "chat": ("using:chat", "Chat with a trained model in the terminal."),
+        "serve": ("serving:serve", "Serve a trained model to programs that speak the OpenAI API."),
+        "evaluate": ("using:evaluate", "Measure a model's loss, its answers, or its results on tasks."),
+        "export": ("exporting:export", "Export a trained model for other programs."),
+        "push": ("pushing:push", "Upload a model to the Hugging Face hub, with a model card."),
+        "ablate": ("proving:ablate", "Measure the effect of each technique of the plan."),
+        "tune": ("proving:tune", "Find the fastest plan at the same batch by short runs."),
+        "bench": ("proving:bench", "Measure memory, loader settings, precision and accumulation."),
+        "diagnose": ("proving:diagnose", "Find what makes a run slow or keeps it from learning."),
+        "report": ("reporting:report", "Write an HTML report of a run or a study."),
+        "audit": ("auditing:audit", "Report what to change in any trainer's script or config."),
+        "launch": ("launching:launch", "Write a file that starts a run on a cluster."),
+        "monitor": ("watching:monitor", "Watch running and finished runs."),
+        "track": ("tracking:track", "Send a run or a study to trackers."),
+        "ui": ("page:ui", "Show the page: start, watch and use runs in a browser."),
+        "page": ("page:page", ""),
+        "answer": ("page:answer", ""),
+        "runs": ("reporting:runs", "List, show and compare runs."),
+        "checkpoints": ("checkpoints:commands", "List, check, move and delete checkpoints."),
+        "data": ("data:commands", "Check, show, clean, convert, mix and prepare data."),
+        "claims": ("claiming:commands", "List and measure the speed claims of five training systems.")}
 
 
 def exit_with(code: int | None, **_: object) -> None:
@@ -62,27 +62,9 @@ def first_options(version: Annotated[bool, typer.Option("--version", callback=sh
     """Take the options that stand before a command."""
 
 
-app = group(
-    "Train language models as fast as this machine allows. Every gain is explained and measured.",
-    {"train": training.train, "plan": training.plan, "facts": training.facts, "generate": using.generate,
-     "chat": using.chat, "serve": serving.serve, "evaluate": using.evaluate, "export": exporting.export,
-     "push": pushing.push, "ablate": proving.ablate, "tune": proving.tune, "bench": proving.bench,
-     "diagnose": proving.diagnose, "report": reporting.report, "audit": auditing.audit, "launch": launching.launch,
-     "monitor": watching.monitor, "track": tracking.track, "ui": page.ui},
-    pretty_exceptions_enable=False, context_settings={"max_content_width": 100},
-    callback=first_options, result_callback=exit_with)
-app.command("page", hidden=True)(page.page)
-app.command("answer", hidden=True)(page.answering(app))          # asked by the page
-app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", {
-    "list": reporting.list_runs, "show": reporting.show, "compare": reporting.compare}))
-app.add_typer(name="checkpoints", typer_instance=group("List, check, move and delete checkpoints.", {
-    "list": checkpoints.list_all, "show": checkpoints.show, "verify": checkpoints.verify, "compare": checkpoints.compare,
-    "plot": checkpoints.plot, "upload": checkpoints.upload, "fetch": checkpoints.fetch, "prune": checkpoints.prune}))
-app.add_typer(name="data", typer_instance=group("Check, show, clean, convert, mix and prepare data.", {
-    "check": data.check, "show": data.show, "clean": curating.clean, "convert": curating.convert, "mix": curating.mix,
-    "prepare": data.prepare, "join": data.join}))
-app.add_typer(name="claims", typer_instance=group("List and measure the speed claims of five training systems.", {
-    "list": claiming.show_list, "run": claiming.run, "report": claiming.report}))
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+                  context_settings={"max_content_width": 100}, callback=first_options, result_callback=exit_with,
+                  help="Train language models as fast as this machine allows. Every gain is explained and measured.")
 
 
 def main() -> None:
@@ -96,9 +78,13 @@ def main() -> None:
         if not error.by_reader:
             print(f"powertrain: {error}", file=sys.stderr)
         sys.exit(FAILED if not error.by_reader else 0)
+    except SystemExit:                       # how every command ends
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
     except BaseException as error:           # a panic of a library's Rust code is no Exception
+        from powertrain.cli.output import explain
+
         code = explain(error, as_json="--json" in sys.argv)
         if code is None:
             raise

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output as screen
+from powertrain.cli.grouping import group
 from powertrain.cli.options import Json, Place, Run, say
+from powertrain.cli.streams import FAILED
 from powertrain.records import NotDurable, WrongUse, to_plain
 from powertrain.records.addresses import EXAMPLE, check_address, is_address
 from powertrain.records.errors import DONE
@@ -79,7 +81,7 @@ def verify(run: Place, as_json: Json = False) -> int:
         screen.print_rows([("Cure", f"`powertrain train --resume {run}` goes on from {whole[-1]}, the newest whole one; "
                             "restore copies of the others, or move their folders away" if whole else
                             "restore a copy of one of them, or start a new run with another --output")])
-    return screen.FAILED
+    return FAILED
 
 
 def compare(run: Place, first: Annotated[int, typer.Argument(help="Step of the first checkpoint.")],
@@ -191,3 +193,7 @@ def _number(value: object) -> str:
         return "" if value is None else str(value)
     return count(value) if isinstance(value, int) or abs(value) >= 1000 else f"{value:#.4g}"
 
+
+commands = group("List, check, move and delete checkpoints.", {
+    "list": list_all, "show": show, "verify": verify, "compare": compare, "plot": plot, "upload": upload, "fetch": fetch,
+    "prune": prune})

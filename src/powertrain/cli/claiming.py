@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output
+from powertrain.cli.grouping import group
 from powertrain.cli.options import Budget, Json, StudyName, budget_s, cache_folder, say, tell
 from powertrain.cli.training import train_missing_base
 from powertrain.records import Hardware, Software, WrongUse
@@ -178,3 +179,7 @@ def _report_row(known: Catalogue, claim: Claim, last: Mapping[str, Any] | None, 
         return row | {name: last[name] for name in ("measured", "verdict", "because", "parity", "conditions", "study")}
     reason = why_not(claim.needs, hardware, software)
     return row if reason is None else row | {"verdict": NOT_HERE, "because": reason}
+
+
+commands = group("List and measure the speed claims of five training systems.", {
+    "list": show_list, "run": run, "report": report})

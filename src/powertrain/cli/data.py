@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from powertrain.cli import output
+from powertrain.cli import curating, output
+from powertrain.cli.grouping import group
 from powertrain.cli.options import Json, Words, cache_folder, tell
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Piece
@@ -156,3 +157,8 @@ def _print_pieces(pieces: Sequence[Piece]) -> None:
         else:
             out.file.write(printable(text) + "\n")
             out.file.flush()
+
+
+commands = group("Check, show, clean, convert, mix and prepare data.", {
+    "check": check, "show": show, "clean": curating.clean, "convert": curating.convert, "mix": curating.mix,
+    "prepare": prepare, "join": join})

@@ -7,11 +7,11 @@ without a terminal.
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from powertrain.cli.streams import FAILED
 from powertrain.records import NotApplied, UserError
 from powertrain.records.event import Event
 from powertrain.records.event_log import to_line
@@ -21,42 +21,9 @@ from powertrain.records.redaction import redacted
 if TYPE_CHECKING:
     from rich.console import Console
 
-FAILED = 1
 # of audit and diagnose, by the worst finding; what cannot be read at all is 2, as everywhere
 BY_SEVERITY: Mapping[str, int] = {"good": 0, "low": 0, "moderate": 4, "critical": 5}
 PLAIN_LINE_EVERY_S = 5.0
-
-
-class OutputGone(Exception):
-    """Standard output takes nothing any more: its reader is gone (`| head`), or its disk is full."""
-
-    def __init__(self, error: OSError):
-        super().__init__(f"standard output cannot be written ({error.strerror}); send it to another file")
-        self.by_reader = isinstance(error, BrokenPipeError)
-
-
-class Stream:
-    """A standard stream that fails once: what is written to it after an error is dropped. Standard error fails in silence."""
-
-    def __init__(self, stream: Any, *, silent: bool):
-        self._stream, self._silent = stream, silent
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> Any:
-        return self._guarded(self._stream.write, text)
-
-    def flush(self) -> None:
-        self._guarded(self._stream.flush)
-
-    def _guarded(self, call: Callable[..., Any], *arguments: str) -> Any:
-        try:
-            return call(*arguments)
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())     # or Python's own end would fail too
-            if not self._silent:
-                raise OutputGone(error) from None
 
 
 def console(*, stderr: bool = False) -> Console:

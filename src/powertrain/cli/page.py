@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,25 +98,24 @@ def page(folder: Annotated[Path, typer.Argument(help="Folder of a run or a study
     screen.tell({"event": "page", "html": html}, [(html,)], as_json=as_json)
 
 
-def answering(app: Callable[..., int | None]) -> Callable[[], None]:
-    """Return a command that carries out commands of `app` which only look, one a line of standard input, in one process."""
-    def reply(words: Sequence[str]) -> int:
-        try:
-            if words[0] not in ASKED:
-                raise WrongUse(f"{words[0]} does more than look")
-            return app([*words, "--json"], prog_name="powertrain", standalone_mode=False) or 0
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:       # a panic of a library's Rust code is no Exception
-            if (code := screen.explain(error, as_json=True)) is None:
-                traceback.print_exc()
-            return code or 1
+def answer() -> None:
+    """Answer questions that change nothing, a line of JSON words each, in one process. For the page's own use."""
+    for line in sys.stdin:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = _reply(json.loads(line))
+        print(json.dumps({"code": code, "lines": printed.getvalue().splitlines()}), flush=True)
 
-    def answer() -> None:
-        """Answer questions, a line of JSON words each. For the page's own use."""
-        for line in sys.stdin:
-            with contextlib.redirect_stdout(io.StringIO()) as printed:
-                code = reply(json.loads(line))
-            print(json.dumps({"code": code, "lines": printed.getvalue().splitlines()}), flush=True)
 
-    return answer
+def _reply(words: Sequence[str]) -> int:
+    from powertrain.cli import app
+
+    try:
+        if words[0] not in ASKED:
+            raise WrongUse(f"{words[0]} does more than look")
+        return app([*words, "--json"], prog_name="powertrain", standalone_mode=False) or 0
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:           # a panic of a library's Rust code is no Exception
+        if (code := screen.explain(error, as_json=True)) is None:
+            traceback.print_exc()
+        return code or 1

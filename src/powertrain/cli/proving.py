@@ -12,6 +12,7 @@ import typer
 
 from powertrain.cli import output
 from powertrain.cli.options import Budget, Json, Machine, StudyName, Words, budget_s, cache_folder, say, tell
+from powertrain.cli.streams import FAILED
 from powertrain.cli.training import prepare_words, train_missing_base
 from powertrain.records import WrongUse, to_plain
 from powertrain.report import rows
@@ -112,7 +113,7 @@ def bench(words: Words = None, budget: Budget = "10m", study: StudyName = None, 
     kept = _keep("bench", f"the performance suite on the recipe {' '.join(suite.base.arm.words)}", folder, prepared, notebook,
                  suites.findings(suite, notebook), began, arms)
     _print_bench(kept, folder, as_json=as_json)
-    return 0 if all(assertion.holds for assertion in suite.assertions) else output.FAILED
+    return 0 if all(assertion.holds for assertion in suite.assertions) else FAILED
 
 
 def _prepared(words: Sequence[str]) -> Prepared:

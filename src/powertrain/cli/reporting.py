@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
+from powertrain.cli.grouping import group
 from powertrain.cli.options import Json, Run
 from powertrain.records import WrongUse, timeline, to_plain
 from powertrain.records.event_log import counted, read_all_events, read_events
@@ -171,3 +172,6 @@ def _made() -> str:
     from powertrain.records.version import VERSION
 
     return f"Written by powertrain {VERSION} on {datetime.datetime.now():%Y-%m-%d %H:%M}. Numbers in full: report.json."
+
+
+runs = group("List, show and compare runs.", {"list": list_runs, "show": show, "compare": compare})

@@ -12,6 +12,7 @@ import typer
 
 from powertrain.cli import output as screen
 from powertrain.cli.options import Json, say
+from powertrain.cli.streams import FAILED
 from powertrain.records import WrongUse
 from powertrain.records.errors import DONE, first_line
 from powertrain.records.event_log import POLL_S
@@ -96,4 +97,4 @@ def track(run: Annotated[Path, typer.Argument(help="Folder of a run, or of a stu
         place, why = places.get(name), missing.get(name)
         sentence = MISSING.format(why=why, run=run, name=name) if why else f"everything is there: {place}"
         screen.tell({"event": "tracked", "tracker": name, "place": place, "why_not": why}, [(name, sentence)], as_json=as_json)
-    return screen.FAILED if missing else DONE
+    return FAILED if missing else DONE

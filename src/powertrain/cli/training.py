@@ -18,6 +18,7 @@ import typer
 from powertrain.cli import output as screen
 from powertrain.cli.continuing import go_back_to, run_to_continue
 from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say, tell
+from powertrain.cli.streams import OutputGone
 from powertrain.cli.tracking import begin_following, say_missing
 from powertrain.cli.watching import Watcher, print_result
 from powertrain.launch.alerts import checked
@@ -101,7 +102,7 @@ def train(words: Words = None,
 
 
 def _print_phase(phase: Phase) -> None:
-    with contextlib.suppress(screen.OutputGone):          # who reads no further ends no run
+    with contextlib.suppress(OutputGone):          # who reads no further ends no run
         screen.print_event(phase)
 
 

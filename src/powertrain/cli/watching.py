@@ -16,6 +16,7 @@ import typer
 
 from powertrain.cli import output as screen
 from powertrain.cli.options import Alert, Json
+from powertrain.cli.streams import OutputGone
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.event_log import EventReader, counted, read_events, to_line
 from powertrain.records.events import Evaluated, Event, Folder, RunWarning, Saved, Start, Step
@@ -127,7 +128,7 @@ def _listed(values: Mapping[str, Any]) -> str:
 def print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
     """Print how a run ended. Where nobody takes it, the exit code of the command is still the run's."""
     events, gzip_bits = read_events(folder / "events.jsonl"), prepared.material.gzip_bits_per_byte
-    with contextlib.suppress(screen.OutputGone):
+    with contextlib.suppress(OutputGone):
         if as_json:
             evaluation = last_of(Evaluated, events)
             screen.print_json({"event": "result", "folder": str(folder), "gzip_bits_per_byte": gzip_bits,
