@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,7 @@ def _processes(processes: int) -> list[str]:
 
 def _trained(words: Sequence[str], processes: int, on_event: OnEvent | None) -> Run:
     folder: str | None = None
-    with _command(["train", *words, *_processes(processes)]) as lines:
+    with _command(["train", *words, *_processes(processes)], passes_interrupts=True) as lines:
         for line in lines:
             folder = {"folder": line.get("path"), "result": line.get("folder")}.get(line["event"], folder)
             if on_event is not None and line["event"] not in ("result", "tracker_missing"):
@@ -188,11 +189,13 @@ def _trained(words: Sequence[str], processes: int, on_event: OnEvent | None) -> 
 
 
 @contextlib.contextmanager
-def _command(words: Sequence[str]) -> Iterator[Iterator[Mapping[str, Any]]]:
+def _command(words: Sequence[str], *, passes_interrupts: bool = False) -> Iterator[Iterator[Mapping[str, Any]]]:
     """Run a command of powertrain; give the objects that it prints. Raises the error that the command tells."""
     with tempfile.TemporaryFile() as said, subprocess.Popen(
             [sys.executable, "-m", "powertrain", *words, "--json"], stdout=subprocess.PIPE, stderr=said,
-            stdin=subprocess.DEVNULL, text=True) as process:
+            stdin=subprocess.DEVNULL, text=True) as process, contextlib.ExitStack() as passing:
+        if passes_interrupts:
+            passing.enter_context(_interrupts_passed_to(process))
         errors: list[UserError] = []
         lines = _lines(process, errors)
         try:
@@ -211,17 +214,28 @@ def _command(words: Sequence[str]) -> Iterator[Iterator[Mapping[str, Any]]]:
             raise RunFailed(f"powertrain {words[0]} ended with code {code}: {last}")
 
 
+@contextlib.contextmanager
+def _interrupts_passed_to(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Pass interrupts to a command that stops and saves, whatever this process does at that moment, also within `on_event`.
+
+    Other threads than the main one get no interrupts, and a caller who handles them in another way keeps that.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+    # the command may have it from the terminal already: both count as one
+    signal.signal(signal.SIGINT, lambda *_: process.send_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _lines(process: subprocess.Popen[str], errors: list[UserError]) -> Iterator[Mapping[str, Any]]:
-    """Yield what a command prints; errors go into a list. An interrupt is passed on: the command stops and saves."""
+    """Yield what a command prints; errors go into a list."""
     assert process.stdout is not None
-    while True:
-        try:
-            text = process.stdout.readline()
-        except KeyboardInterrupt:            # the command may have it from the terminal already: that counts as one
-            process.send_signal(signal.SIGINT)
-            continue
-        if not text:
-            return
+    for text in process.stdout:
         line = json.loads(text)
         if line["event"] == "error":
             errors.append(told_elsewhere(line))
