@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from test_finetuning import rows_file, tiny_llama
 
+from driver import run_ranks
 from powertrain.recipe import resolve
 from powertrain.recipe.schema import COMPARING
 from powertrain.records.event_log import read_events
@@ -164,12 +165,26 @@ def test_bad_input_ends_in_one_sentence(cli: Cli, base: Path, tmp_path: Path, ro
     assert re.search(said, err + out)
 
 
-def test_several_processes_share_no_run_of_kto(cli: Cli, base: Path, rated: Path, pairs: Path) -> None:
-    plan = ["plan", f"model.path={base}", "train_batch_size=6", "--machine", "2xh100"]
-    code, out, err = cli(*plan, f"data={rated}", "objective=kto")
-    assert (code, "Traceback" in out + err) == (2, False)
-    assert "objective=kto cannot be used by 2 processes" in err
-    assert cli(*plan, f"data={pairs}", "objective=dpo")[0] == 0
+@pytest.mark.parametrize("words", [["method=lora"], ["method=lora", "techniques.stored_reference=off"],
+                                   ["method=full", "learning_rate=1e-3", "techniques.sharding=on"]], ids=" ".join)
+def test_processes_that_share_a_run_of_kto_estimate_one_divergence(
+        cli: Cli, base: Path, rated: Path, cache: Path, tmp_path: Path, words: list[str]) -> None:
+    """Passes of one and of two examples: one of the two processes has fewer, and a mean of means would weight these more."""
+    train = ["train", f"model.path={base}", f"data={rated}", "objective=kto", *QUICK, *FAST, "max_steps=6",
+             "train_batch_size=5", "data.validation_share=0.1", "techniques.bf16=off", "techniques.packing=off",
+             "techniques.micro_batch.examples=2", *words]
+    alone = [word for word in train if "sharding" not in word]
+    assert cli(*alone, "--output", "one")[0] == 0
+    for code, err in run_ranks([*train, "--output", "two"], cache, tmp_path, [None, None]):
+        assert code == 0, err
+    one, two = (steps_of(tmp_path / name) for name in ("one", "two"))
+    assert any(step.metrics["kl"] > 1e-3 for step in one)
+    for kind in ("kl", "rewards_margins"):
+        assert [step.metrics[kind] for step in two] == pytest.approx([step.metrics[kind] for step in one], rel=1e-3, abs=1e-6)
+    assert [step.loss for step in two] == pytest.approx([step.loss for step in one], rel=1e-5)
+    held = [[event.loss for event in read_events(tmp_path / name / "events.jsonl") if isinstance(event, Evaluated)]
+            for name in ("one", "two")]
+    assert held[1] == pytest.approx(held[0], rel=1e-5)
 
 
 def test_adapters_and_all_weights_get_trls_rates() -> None:

@@ -120,9 +120,6 @@ def planned(material: Material, hardware: Hardware, software: Software, cache: P
     objective = objective_of(recipe)
     if (why := objective.why_not(material.model)) is not None:
         raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
-    if objective.only_alone and hardware.processes > 1:
-        raise WrongUse(f"objective={recipe.objective.name} cannot be used by {hardware.processes:,} processes: "
-                       f"{objective.only_alone}; start one process", keys=("objective.name",))
     facts = Facts(hardware, software, material.model, material.data, optimizer.facts_on(hardware.device),
                   objective.has_terms, objective.has_reference)
     total_steps = recipe.steps(facts.data.examples)

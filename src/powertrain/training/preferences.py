@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from powertrain.models.kernels.losses import Loss
     from powertrain.models.model import Model
+    from powertrain.training.ranks import Ranks
 
 SMOOTHED = ("sigmoid", "robust", "exo_pair")  # losses of DPO that read label_smoothing
 LEAST_BETA = 1e-6
@@ -214,7 +215,6 @@ class Kto(Comparing):
     name = "kto"
     rows = "rating"
     has_reference = True
-    only_alone = "its KL divergence is estimated over the whole step, and each process would estimate its own"
     settings: ClassVar[Mapping[str, Setting]] = {
         "beta": Setting(0.1, LEAST_BETA), "loss_type": Setting("kto", choices=("kto", "apo_zero_unpaired")),
         "desirable_weight": Setting(1.0, 0), "undesirable_weight": Setting(1.0, 0)}
@@ -253,17 +253,23 @@ class Kto(Comparing):
         assert batch.comparison.others is not None
         return torch.stack([target_scores(model, one, kernels, loss)[1] for one in (batch, batch.comparison.others)], 1)
 
-    def settle(self, model: Model, batches: list[Batch], kernels: Kernels, loss: Loss) -> list[Batch]:
-        """Return the batches of a step with the estimate of the KL divergence over all of them."""
+    def settle(self, model: Model, batches: list[Batch], kernels: Kernels, loss: Loss, ranks: Ranks,
+               spare: Callable[[], Batch]) -> list[Batch]:
+        """Return the batches of a step with the estimate of the KL divergence over all of them, in all processes."""
         import torch
 
         from powertrain.models.model import evaluating
 
         if self.loss_type != "kto":
             return batches
+        known = torch.zeros(2, device=next(model.parameters()).device)           # sum of the divergences, and their number
         with torch.no_grad(), evaluating(model):
-            parts = [self._divergences(model, batch, kernels, loss) for batch in batches]
-        kl = torch.cat(parts).mean().clamp(min=0)
+            for batch, counts in ranks.abreast(batches, spare):
+                found = self._divergences(model, batch, kernels, loss)
+                if counts:
+                    known += torch.stack((found.sum(), found.new_tensor(len(found))))
+        ranks.sum([known])
+        kl = (known[0] / known[1]).clamp(min=0)
         return [replace(batch, comparison=replace(batch.comparison, kl=kl)) for batch in batches
                 if batch.comparison is not None]
 

@@ -216,9 +216,9 @@ class Setup:
         return self.sums(batch)["loss"]
 
     def settled(self, batches: MicroBatches) -> MicroBatches:
-        """Return a step's batches, on the device, with what the objective computes over all of them before the first pass."""
+        """Return a step's batches, on the device, with what the objective computes of the whole step before its passes."""
         with self.in_its_precision():
-            return self.objective.settle(self.model, batches, self.kernels, self.loss)
+            return self.objective.settle(self.model, batches, self.kernels, self.loss, self.ranks, self.spare)
 
     def held_out(self, batch: Batch) -> Sums:
         """Return what evaluation reports, each () fp32, summed over the batch's units."""
