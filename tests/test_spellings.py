@@ -49,6 +49,10 @@ def check(tmp_path: Path, text: str, expected: dict[str, object]) -> None:
     ("stage: dpo\npref_beta: 0.3\npref_ftx: 0.5", {"name": "dpo", "beta": 0.3, "rpo_alpha": 0.5}),
     ("stage: dpo\npref_loss: ipo", {"name": "dpo", "loss_type": "ipo"}), ("stage: dpo\npref_loss: orpo", {"name": "orpo"}),
     ("stage: kto\nkto_rejected_weight: 1.5", {"name": "kto", "undesirable_weight": 1.5}),
+    ("stage: rm", {"name": "reward"}), ("reward_model: true\nnum_labels: 1", {"name": "reward"}),
+    ("reward_model: true\ncenter_rewards_coefficient: 0.01", {"name": "reward", "center_rewards_coefficient": 0.01}),
+    ("center_rewards_coefficient: 0.02", {"name": "reward", "center_rewards_coefficient": 0.02}),
+    ("stage: sft\nreward_model: false\ncenter_rewards_coefficient: null", {"name": "next_token"}),
     ("stage: sft\npref_loss: sigmoid", {"name": "next_token"}), ("rl: dpo\nreference_free: false", {"name": "dpo"}),
 ])
 def test_objectives_over_pairs_go_by_other_trainers_names(text: str, objective: dict[str, object], tmp_path: Path) -> None:
@@ -214,6 +218,7 @@ def test_how_a_run_ends_and_how_fast_weights_learn_is_named_as_elsewhere(text: s
     ("per_device_train_batch_size: auto\ngradient_accumulation_steps: 4", "leaves the batch open"),
     ("batch_size: auto", "leaves the batch open"),
     ("adapter: qlora\nload_in_4bit: false", "contradict"), ("strategy: rlhf", "stored pairs"), ("rl: grpo", "stored pairs"),
+    ("stage: ppo\nreward_model: saves/scorer", "stored pairs"),
     ("stage: ppo", "stored pairs"), ("stage: dpo\npref_loss: kto_pair", "use sigmoid"),
     ("modules_to_save: [lm_head]", "weights.freeze"),
     ("train_on_inputs: true\ncompletion_only_loss: true", "data.train_on"), ("use_galore: true", "leave it out"),
@@ -224,7 +229,7 @@ def test_how_a_run_ends_and_how_fast_weights_learn_is_named_as_elsewhere(text: s
     ("packing_strategy: wrapped", "no example is cut"), ("datasets: [{path: a, field_messages: m}]", "data.columns"),
     ("datasets: [{path: a, split: x}, {path: b, split: y}]", "one data.split"),
     ("plugins: [a.CutCrossEntropy]", "CutCrossEntropy"),
-    ("batch_size: 4\nmicro_batch_size: 2", "same setting"), ("optim: rmsprop", "muon"), ("task: reward", "model.task"),
+    ("batch_size: 4\nmicro_batch_size: 2", "same setting"), ("optim: rmsprop", "muon"), ("task: regression", "model.task"),
     ("report_to: wanb", "did you mean wandb?"), ("lora:\n  rr: 3", "did you mean lora.r?"), ("lora_bias: all", "no bias"),
     ("eval_strategy: epoch\neval_steps: 5", "same setting"),
     ("train_sampling_strategy: sequential", "random or group_by_length"), ("quantization_bit: 8", "base of 4 bits"),

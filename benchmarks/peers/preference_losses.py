@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 TRAINERS = {"dpo": (DPOConfig, DPOTrainer), "kto": (KTOConfig, KTOTrainer), "orpo": (ORPOConfig, ORPOTrainer),
-            "simpo": (CPOConfig, CPOTrainer)}
+            "simpo": (CPOConfig, CPOTrainer), "reward": (RewardConfig, RewardTrainer)}
+END = 256                    # the tokenizer's end, which no document has
 PAIR = {"prompt": ["a", "b"], "chosen": ["c", "d"], "rejected": ["e", "f"]}
 RATED = {"prompt": ["a", "b"], "completion": ["c", "d"], "label": [True, False]}
 
@@ -35,7 +36,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(weights.values(), lr=request["learning_rate"], betas=(0.9, 0.999), weight_decay=0.0)
     found: dict[str, Any] = {"losses": []}
     for step, batch in enumerate(batches):
-        inputs = {"dpo": paired, "kto": rated}.get(name, sided)(batch)
+        inputs = {"dpo": paired, "kto": rated, "reward": scored}.get(name, sided)(batch)
         trainer.model.train()
         loss = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
@@ -52,7 +53,8 @@ def made(folder: str, name: str, settings: dict[str, Any], batch: int) -> Any:
                        per_device_train_batch_size=batch, **settings)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    kind = AutoModelForSequenceClassification if name == "reward" else AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=torch.float32)
     more = {"ref_model": AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)} if name in ("dpo", "kto") else {}
     return trainer(model=model, args=arguments, train_dataset=Dataset.from_dict(RATED if name == "kto" else PAIR),
                    processing_class=tokenizer, **more)
@@ -73,6 +75,13 @@ def laid(documents: list[dict[str, Any]], prefix: str = "") -> dict[str, torch.T
 
 def paired(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     return laid(batch["first"] + batch["second"])
+
+
+def scored(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Both documents of each pair; the filler is the padding token, by which transformers finds a document's last token."""
+    ids = [document["ids"] for document in batch["first"] + batch["second"]]
+    margins = {"margin": torch.tensor(batch["margin"])} if any(batch["margin"]) else {}
+    return {"input_ids": padded(ids, END), "attention_mask": padded([[1] * len(row) for row in ids], 0), **margins}
 
 
 def rated(batch: dict[str, Any]) -> dict[str, torch.Tensor]:

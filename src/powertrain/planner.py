@@ -285,7 +285,7 @@ def _workload(facts: Facts, steps: Iterable[Proposal]) -> Workload:
                      fused_attention=attention_of(hardware),
                      library_workspace_bytes=library_workspace_bytes(hardware), optimizer=facts.optimizer,
                      loss_has_terms=facts.loss_has_terms, reference_in_step=facts.has_reference,
-                     answers=2 if data.kind == "preference" else 1)
+                     answers=2 if data.kind in ("preference", "comparison") else 1)
     return reduce(lambda workload, step: step.technique.reckon(workload), steps, plain)
 
 

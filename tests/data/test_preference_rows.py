@@ -122,6 +122,26 @@ def test_a_pair_is_stored_as_two_documents_with_their_answers_trained(store_of: 
     assert np.array_equal(chosen.inputs[:example.shared + 1], rejected.inputs[:example.shared + 1])
 
 
+def test_a_pair_that_a_reward_model_reads_is_whole_and_scored_at_its_last_token(store_of: Any) -> None:
+    store = store_of([{**PAIR, "margin": 1.5}, PAIR], learns="comparison")
+    example, tokenizer = store.example(0), store.tokenizer
+    assert isinstance(example, Compared)
+    assert (example.margin, store.example(1).margin) == (1.5, 0.0)
+    for document, answer in zip(example.documents, ("it is three", "the cat"), strict=True):
+        assert tokenizer.decode(document.inputs).endswith(f"<|im_start|>assistant\n{answer}<|im_end|>\n")     # all of it
+        assert np.flatnonzero(document.targets != IGNORE).tolist() == [len(document.inputs) - 1]
+    assert store.lengths.tolist() == [example.tokens] * 2 == [sum(len(side.inputs) for side in example.documents)] * 2
+    first, second = (side.inputs for side in example.documents)
+    assert np.array_equal(first[:example.shared], second[:example.shared])
+    assert first[example.shared] != second[example.shared]
+    longest = max(len(first), len(second))
+    cut = store_of([PAIR], learns="comparison", max_length=longest - 1, long_examples="cut")
+    assert max(len(side.inputs) for side in cut.example(0).documents) == longest - 1
+    dropped = store_of([PAIR, {**PAIR, "chosen": [{"role": "assistant", "content": "it"}]}], learns="comparison",
+                       max_length=longest - 1, long_examples="drop")
+    assert len(dropped.training) == 1
+
+
 def test_texts_need_no_template_and_get_an_end(store_of: Any) -> None:
     store = store_of([{"prompt": "the cat", "chosen": " sat", "rejected": " on"}])
     chosen, rejected = store.example(0).documents

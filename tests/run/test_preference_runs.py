@@ -55,13 +55,13 @@ def steps_of(run: Path) -> list[Step]:
 def test_the_documented_commands_run(cli: Cli, base: Path, pairs: Path, rated: Path, tmp_path: Path) -> None:
     section = PAGE.read_text(encoding="utf-8").partition("\n## Preferences\n")[2]
     commands = section.partition("```sh\n")[2].partition("```")[0].splitlines()
-    assert len(commands) == 7
+    assert len(commands) == 9
     for line in commands:
         words = line.replace("FOLDER", str(base)).split()[1:]
         code, out, err = cli(*words, *([*QUICK, *FAST] if words[0] == "train" else QUICK[:1] if words[0] == "plan" else []))
         assert code == 0, err
         assert out
-    for name in ("dpo", "orpo", "simpo", "kto"):
+    for name in ("dpo", "orpo", "simpo", "kto", "reward"):
         steps = steps_of(tmp_path / f"run-{name}")
         assert len(steps) == 12
         assert steps[-1].loss < steps[0].loss
@@ -191,7 +191,7 @@ def test_adapters_and_all_weights_get_trls_rates() -> None:
     rates = [resolve(None, ["model.path=x", "objective=dpo", *words]).recipe.learning_rate
              for words in ([], ["method=full"], ["learning_rate=3e-4"])]
     assert rates == [1e-5, 1e-6, 3e-4]
-    assert set(COMPARING) == {name for name, kind in OBJECTIVES.rows.items() if kind.rows != "answers"}
+    assert set(COMPARING) == {name for name, kind in OBJECTIVES.rows.items() if kind.rows != "answers" and not kind.task}
 
 
 def test_a_kernel_that_computes_losses_only_is_refused(cli: Cli, base: Path, pairs: Path) -> None:

@@ -27,7 +27,7 @@ Aside = str | tuple[dict[str, Any], str] | None
 BATCH = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
 MASKS = ("training.assistant_only_loss", "training.completion_only_loss")
 LAUNCHERS = ("deepspeed", "accelerate", "fsdp")
-LEARNED = ("stage", "rl", "pref_loss")       # keys of trainers that say what is learned
+LEARNED = ("stage", "rl", "pref_loss", "reward_model", "center_rewards_coefficient")     # they say what is learned
 METHODS_HERE = ("scratch", "full", "lora", "qlora")
 # the keys that decide what is trained, in the order in which a recipe lists them
 SEMANTIC = ("training.per_device_train_batch_size", "training.num_train_epochs", "training.max_steps", "training.learning_rate",

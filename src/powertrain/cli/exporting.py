@@ -46,6 +46,9 @@ def export(model: Model,
         from powertrain.use.opening import open_model
 
         opened = open_model(model, base=base, provider=provider, say=say)
+        if opened.task == "reward" and to != "merged":
+            raise WrongUse(f"{model} is a reward model, whose head scores texts, and --to {to} has no place for such a head; "
+                           "use --to merged or --to adapter")
         rows, report = _merged(opened, output, dtype) if to == "merged" else \
             _onnx(model, opened, output) if to == "onnx" else _gguf(model, opened, output, dtype)
     screen.tell({"event": "export", "to": to, "folder": str(output), **report}, [("Export", f"{to}: {output}"), *rows],
@@ -90,7 +93,7 @@ def _merged(opened: OpenedModel, folder: Path, dtype: str | None) -> tuple[list[
     written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     rows = [("Weights", f"{found.dtype}, {memory(written)}"), *_agreement_rows(found.agreement, found.effect),
             ("Opens", f'transformers.{AUTO_CLASSES[opened.task]}.from_pretrained("{folder}")'),
-            ("", f"powertrain chat {folder}")]
+            ("", f"powertrain evaluate {folder} --data PAIRS" if opened.task == "reward" else f"powertrain chat {folder}")]
     return rows, to_plain(found) | {"folder": str(folder)}
 
 

@@ -41,8 +41,8 @@ def serve(model: Model,
 
     It prints the address and the token (API key). POWERTRAIN_SERVE_TOKEN sets the token, which then stays the same.
     """
-    from powertrain.serving.engine import Engine, refuse_no_writer
-    from powertrain.use.opening import open_model
+    from powertrain.serving.engine import Engine
+    from powertrain.use.opening import open_model, refuse_no_writer
 
     check_address(host, port, certificate, key, allow_remote=allow_remote, what="the model")
     token = _token()

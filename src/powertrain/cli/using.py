@@ -53,7 +53,7 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
     from powertrain.use.batch import Asking
     from powertrain.use.conversation import Conversation, continuation
     from powertrain.use.generation import Sampling
-    from powertrain.use.opening import open_model
+    from powertrain.use.opening import open_model, refuse_no_writer
 
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     if system is not None and not template:
@@ -61,6 +61,7 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
     if (batch is None) != (out is None) or (batch is not None and (prompt or show_prompt)):
         raise WrongUse("a file of prompts needs both --batch FILE and --output FILE, and neither --prompt nor --show-prompt")
     opened = open_model(model, base=base, provider=provider, say=say)
+    refuse_no_writer(opened, model)
     if batch is not None and out is not None:
         _answer_file(opened, batch, out, Asking(sampling, column, template, system, at_once), as_json=as_json)
         return
@@ -114,13 +115,11 @@ def chat(model: Model,
     """
     from powertrain.use.conversation import Conversation
     from powertrain.use.generation import Sampling
-    from powertrain.use.opening import open_model
+    from powertrain.use.opening import open_model, refuse_no_writer
 
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     opened = open_model(model, base=base, provider=provider, say=say)
-    if opened.task == "span":
-        raise WrongUse(f"{model} marks answers within a text and writes no text; measure it with `powertrain evaluate {model} "
-                       "--metric auto --data FILE`")
+    refuse_no_writer(opened, model)
     chatting = Chat(Conversation(opened, sampling, system), show_prompt=show_prompt, as_json=as_json)
     if message is not None:
         chatting.answer(message)

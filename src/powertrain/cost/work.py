@@ -288,7 +288,7 @@ class Traffic:
         one once, and only if something below needs its dX.
         """
         head_rounds = 2 if has_frozen_base(self.model) else 1 + BACKWARD_SHARE
-        elements = self._product(self.head_share * self.tokens, self.model.width, self.model.vocabulary) * head_rounds
+        elements = self._product(self.head_share * self.tokens, self.model.width, self.model.classes) * head_rounds
         for linear, rounds, adapter_rounds in self._rounds():
             elements += rounds * self._product(self.tokens, linear.inputs, linear.outputs)
             elements += adapter_rounds * sum(
@@ -326,7 +326,7 @@ class Traffic:
         blocks = of_block * (model.layers * (1 + share) + len(self.recomputed))
         again = sum(block.adapted for block in self.recomputed)
         adapted = of_adapters * (len(model.adapted_layers) * (1 + share) + again)
-        loss = self.head_share * (self.item + 2 * FP32) * model.vocabulary * (1 + share)
+        loss = self.head_share * (self.item + 2 * FP32) * model.classes * (1 + share)
         accumulated = 3.0 * FP32 * self.passes * model.trainable
         return self.tokens * (blocks + adapted + loss) + accumulated + self.passes * self.conversion_bytes()
 

@@ -46,6 +46,7 @@ class Compared(Example):
     documents: tuple[Example, ...] = ()      # of a pair: chosen, rejected; of a rating: it, and its prompt with another answer
     shared: int = 0                          # inputs that both documents of a pair begin with, before any answer
     desirable: bool = True                   # of a rating
+    margin: float = 0.0                      # of a pair: by how much the chosen answer's reward is to be larger
     reference: tuple[float, float] | None = None         # the reference's log-probability of each document's targets
 
 

@@ -42,6 +42,6 @@ def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
 
 def _shared_share(store: ExampleStore) -> float:
     """Return the share of the tokens of an epoch's pairs that are prompts standing there a second time; 0 of other examples."""
-    if store.kind != "preference":
+    if store.kind not in ("preference", "comparison"):
         return 0.0
     return float(store.column("answer")[store.training_indices, 1].sum() / store.training.lengths.sum())

@@ -41,7 +41,7 @@ def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "",
     adapted, adapter_parameters, layers = _adapters(config, adapters)
     dropout = 0.0 if adapters is None else adapters.dropout
     sizes = {name: math.prod(shape) for name, shape in all_names({**outside, **block, **adapted}, config.layers, layers).items()
-             if adapters is None or ".adapters." in name}
+             if adapters is None or ".adapters." in name or (config.rewards and name == "head.weight")}
     frozen, rates = selected(selection, sizes, other_names(config, sizes), config.layers)
     return ModelFacts(
         family=config.family, layers=config.layers, width=config.width, heads=config.heads,
@@ -49,7 +49,8 @@ def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "",
         gated_mlp=config.gated_mlp, vocabulary=config.vocabulary, context=config.context, dropout=config.dropout,
         tied_head=config.tied_head, parameters=own + adapter_parameters,
         trainable=sum(sizes.values()) - sum(sizes[name] for name in frozen), frozen=frozen, rates=rates,
-        matmul_parameters=config.layers * _elements(linear), head_parameters=config.vocabulary * config.width,
+        matmul_parameters=config.layers * _elements(linear), head_parameters=config.classes * config.width,
+        task="reward" if config.rewards else "causal",
         shapes={**outside, **block, **adapted}, path=path, method=method, adapter_parameters=adapter_parameters,
         adapted_layers=layers, frozen_dtype=frozen_dtype, window=config.window, adapter_dropout=dropout,
         unquantised_dtype=unquantised_dtype, parallel_residual=config.parallel_residual, rotary_width=config.rotary_width,
@@ -78,7 +79,7 @@ def outside_shapes(config: ModelConfig) -> Shapes:
         shapes["position_embedding.weight"] = (config.context, config.width)
     shapes |= _weights("norm", (config.width,), config.norm_bias)
     if not config.tied_head:
-        shapes["head.weight"] = (config.vocabulary, config.width)
+        shapes["head.weight"] = (config.classes, config.width)
     return shapes
 
 

@@ -88,6 +88,12 @@ class ModelConfig:
     begin_of_text: int | None = None  # token id, where it is not end_of_text
     other_ends: tuple[int, ...] = ()  # further token ids that end an answer
     rotary_scaling: RotaryScaling | None = None
+    rewards: bool = False             # the head gives one score in place of the tokens' logits
+
+    @property
+    def classes(self) -> int:
+        """Return how many scores the head gives a token's row."""
+        return 1 if self.rewards else self.vocabulary
 
     @property
     def positions_change_at(self) -> int | None:

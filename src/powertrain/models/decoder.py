@@ -21,6 +21,7 @@ Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (position interpolation); Llama
 Legend: T tokens, V vocabulary, H heads, K kv heads, D head width.
 """
 
+import dataclasses
 import itertools
 import math
 from functools import lru_cache
@@ -150,7 +151,7 @@ class Decoder(Model):
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.layers))
         self.norm = Norm(config.width, config)
-        self.head = None if config.tied_head else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.head = None if config.tied_head else nn.Linear(config.width, config.classes, bias=False)
         self.initialise()
 
     @property
@@ -159,7 +160,7 @@ class Decoder(Model):
 
     @property
     def head_weight(self) -> Tensor:
-        """Return the head's matrix (V, width), or the embedding where they are tied."""
+        """Return the head's matrix (V, width), or the embedding where they are tied; of a reward model (1, width)."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     @torch.no_grad()
@@ -220,6 +221,13 @@ class Decoder(Model):
                 run_block: RunBlock | None = None) -> Tensor:
         """Return (T, V): for each token the logits of the one that follows it."""
         return self.logits(self.hidden(batch, attention=attention, run_block=run_block))
+
+
+def give_reward_head(model: Decoder) -> None:
+    """Replace the head by a new one that gives one score, drawn in fp32 with torch's global generator."""
+    model.config = dataclasses.replace(model.config, rewards=True, tied_head=False)
+    model.head = nn.Linear(model.config.width, 1, bias=False)
+    nn.init.normal_(model.head.weight, std=INITIAL_DEVIATION)
 
 
 def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

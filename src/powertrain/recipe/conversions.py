@@ -279,7 +279,7 @@ def _method(said: Said, tunes: bool) -> Answer:
 
 
 def _objective(said: Said, tunes: bool) -> Answer:
-    """Return what is learned: by Axolotl's rl, or by LLaMA-Factory's stage, of which pref_loss names the loss of pairs."""
+    """Return what is learned: by Axolotl's rl or reward_model, or LLaMA-Factory's stage, of which pref_loss names the loss."""
     named = {key: by_value(key, key, value)[0] for key, value in said.items() if key != "pref_loss"}
     ours = {key: value for found in named.values() for key, value in found.items()}
     if "pref_loss" in said and ours.get("objective.name") == "dpo":

@@ -109,7 +109,7 @@ class ModelRecipe(Strict):
     path: Place = None                           # a Hugging Face folder or hub id, a run's folder, or recipe:NAME
     revision: str | None = None                  # of a hub id: a branch, a tag, or best a full commit hash
     provider: Literal["native", "transformers", "unsloth"] | None = None     # who computes it; default: native if it can
-    task: Literal["causal", "seq2seq", "span"] | None = None                 # default: what its config.json says
+    task: Literal["causal", "seq2seq", "span", "reward"] | None = None       # default: what its config.json says
     adapter: Place = None                        # a PEFT adapter for it, to train further
     trust_remote_code: bool = False              # run Python that comes with the model; needs a commit hash as revision
 
@@ -216,7 +216,7 @@ class OptimizerRecipe(Chosen):
 class ObjectiveRecipe(Chosen):
     """What is minimised: see training/objectives.py. `objective=NAME` is short for `objective.name=NAME`."""
 
-    name: str = "next_token"                     # or dpo, orpo, simpo, kto; each has settings of its own
+    name: str = "next_token"                     # or dpo, orpo, simpo, kto, reward; each has settings of its own
 
 
 class AverageRecipe(Strict):

@@ -158,10 +158,10 @@ class ModelFacts:
     parameters: int
     trainable: int
     matmul_parameters: int                   # in the blocks' linear layers: 2 FLOPs per token each, forward
-    head_parameters: int                     # vocabulary x width: multiplied by, tied or not
+    head_parameters: int                     # classes x width: multiplied by, tied or not
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)  # weight -> shape: one block, and outside
     provider: str = "native"                 # who computes it: "native" (our decoder), "transformers" or "unsloth"
-    task: str = "causal"                     # "causal", "seq2seq" or "span"
+    task: str = "causal"                     # "causal", "seq2seq", "span" or "reward"
     path: str = ""                           # of pretrained weights; "" = drawn here
     digest: str = ""                         # of a base that is not trained itself; "" = unknown; see digest_weights
     method: str = "scratch"                  # "scratch", "full", "lora" or "qlora"
@@ -175,6 +175,11 @@ class ModelFacts:
     rotary_width: int | None = None          # of a head's dimensions, that are rotated; None = all, or positions are learned
     frozen: tuple[str, ...] = ()             # weights that the recipe leaves as they are, where no adapters do
     rates: tuple[tuple[float, int], ...] = ()    # factor of the learning rate, and how many numbers learn so; () = all alike
+
+    @property
+    def classes(self) -> int:
+        """Return how many scores the head gives a row: one for each token, or one reward."""
+        return 1 if self.task == "reward" else self.vocabulary
 
 
 @dataclass(frozen=True)
@@ -305,6 +310,7 @@ class Comparison(Movable):
     others: Batch | None = None              # prompts with answers of other prompts, to estimate a KL divergence by
     others_reference: Tensor | None = None   # (D,) fp32, of `others`
     kl: Tensor | None = None                 # () fp32: that estimate, over the whole step
+    margins: Tensor | None = None            # (D / 2,) fp32: by how much each pair's chosen answer is to win, where rows say it
     shared: SharedPrompts | None = None      # where the prompt of a pair is computed once
 
 

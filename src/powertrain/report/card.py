@@ -16,8 +16,10 @@ from powertrain.report.run_page import RunFiles
 from powertrain.report.words import count, duration
 
 FOLDER = re.compile(r"""(?<![\w./:-])(?:~|/|[A-Za-z]:\\)[^\s"'|,]*[/\\](?=[^/\\\s"'|,])""")        # of an absolute path
-PIPELINES = {"causal": "text-generation", "seq2seq": "text2text-generation", "span": "question-answering"}
-OPENS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM", "span": "AutoModelForQuestionAnswering"}
+PIPELINES = {"causal": "text-generation", "seq2seq": "text2text-generation", "span": "question-answering",
+             "reward": "text-classification"}
+OPENS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM", "span": "AutoModelForQuestionAnswering",
+         "reward": "AutoModelForSequenceClassification"}
 METHODS = {"lora": "A LoRA adapter for", "qlora": "A LoRA adapter, trained on a 4-bit base (QLoRA), for",
            "full": "A fine-tuning of"}
 
@@ -54,7 +56,8 @@ def _summary(files: RunFiles, base: str, version: str) -> str:
 
 
 def _use(repository: str, files: RunFiles, base: str, opens_in: str | None) -> Iterable[str]:
-    yield from ("```bash", f"powertrain chat {repository}", "```")
+    tried = f"evaluate {repository} --data PAIRS" if files.history.start.task == "reward" else f"chat {repository}"
+    yield from ("```bash", f"powertrain {tried}", "```")
     opens = OPENS.get(files.history.start.task, "AutoModel")
     if opens_in == "peft":
         yield from ("", "```python", "from peft import PeftModel", f"from transformers import {opens}", "",

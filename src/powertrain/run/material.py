@@ -24,13 +24,14 @@ from powertrain.facts.model import model_facts
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import ModelConfig, make_config
-from powertrain.models.huggingface.hub import digest_weights, find_model, read_config, read_model_json
-from powertrain.models.huggingface.providers import Choice, availability, choose_provider, decoder_start
+from powertrain.models.huggingface.hub import digest_weights
+from powertrain.models.huggingface.providers import CAUSAL, REWARD, availability, decoder_start
 from powertrain.recipe import DataRecipe, Recipe, Resolved, flat
 from powertrain.recipe.schema import OWN_TOKENIZERS
 from powertrain.records import Batch, DataFacts, ModelFacts, Software, WrongUse
 from powertrain.records.phases import ReadingModel, Tell
-from powertrain.run.folder import NEWEST, newest_run
+from powertrain.run.base import Base, find_base
+from powertrain.run.folder import NEWEST
 from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import selection_of
 
@@ -42,7 +43,6 @@ PRETRAINED_KEYS = {"path", "revision", "provider", "task", "adapter", "trust_rem
 PIPED_KEYS = {"family", "vocabulary", "context"}         # of model: passed to make_config by other names
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 SHAPE_KEYS = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "context", "vocabulary", "activation", "tied_head")
-ENDLESS = ("t5", "mt5", "umt5", "bloom")     # model types whose positions have no end
 DEFAULT_LENGTH = 2048        # tokens of an example, where the model could read more
 ANY_VOCABULARY = 256         # tokens: for a shape that is checked before its tokenizer is made
 
@@ -148,47 +148,6 @@ def _config(recipe: Recipe, store: TokenStore) -> tuple[ModelConfig, dict[str, t
 # ------------------------------------------------------------------------------------------------ a pretrained model
 
 
-@dataclass(frozen=True)
-class Base:
-    """A pretrained model, found and looked at; nothing of it is loaded yet."""
-
-    folder: Path
-    name: str                                # what an adapter writes down as its base: a hub id, or the folder's path
-    config: Mapping[str, Any]                # its config.json
-    choice: Choice                           # who computes it, and its task
-
-    @property
-    def is_native(self) -> bool:
-        return self.choice.provider == "native"
-
-    @property
-    def context(self) -> int | None:
-        """Return the tokens that its positions reach; None where they have no end (T5)."""
-        if self.config.get("model_type") in ENDLESS:
-            return None
-        names = ("max_position_embeddings", "n_positions", "n_ctx")
-        return next((int(self.config[name]) for name in names if self.config.get(name)), None)
-
-
-def find_base(recipe: Recipe, software: Software) -> Base:
-    """Return the model that the recipe names. Raises WrongUse for none, or one that cannot be trained as the recipe says."""
-    named = recipe.model.path
-    assert named is not None
-    path = newest_run(named.removeprefix(NEWEST)) if named.startswith(NEWEST) else Path(named)
-    if (path / "recipe.yaml").is_file():
-        if not (path / "model").is_dir():
-            raise WrongUse(f"the run {path} has no model yet; finish it by `powertrain train --resume {path}`")
-        path = path / "model"
-    local = path.is_dir()
-    folder = path if local else find_model(named, revision=recipe.model.revision)
-    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
-        raise WrongUse(f"{folder} holds an adapter, not a model; to train it further use model.path=ITS_BASE "
-                       f"model.adapter={folder}")
-    config = read_model_json(folder / "config.json")
-    choice = choose_provider(config, recipe.model.provider, recipe.model.task, software)
-    return Base(folder, str(folder.resolve()) if local else named, config, choice)
-
-
 def open_recipe_examples(recipe: Recipe, cache: Path, tell: Tell) -> ExampleStore:
     """Return the tokenised examples of a recipe, made if they are not there yet. Raises WrongUse for one from scratch."""
     if recipe.method == "scratch":
@@ -243,12 +202,12 @@ def pretrained_material(resolved: Resolved, software: Software, cache: Path, tel
                        f"{tokens - facts.vocabulary:,}; use the model's own (data.tokenizer=FOLDER)")
     resolved = resolved.with_planned(_derived(resolved, base, facts, adapters))
     recipe = resolved.recipe
-    padded = base.choice.task == "causal" and base.is_native
+    padded = base.choice.task in (CAUSAL, REWARD) and base.is_native
     return Material(
         resolved, facts, example_facts(store, train_batch_size=recipe.train_batch_size),
         training=store.training, held_out=store.validation, collate=collate_padded if padded else collate,
         tokenizer=store.tokenizer, build=partial(_load, recipe, base, adapters), said=store.said, adapters=adapters,
-        config=read_config(base.folder, recipe.model.dropout) if base.is_native else None,
+        config=base.decoder(recipe) if base.is_native else None,
         providers=availability(base.config, base.choice.task, software), as_prompt=store.as_prompt)
 
 
@@ -276,7 +235,7 @@ def _model_facts(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> 
                              selection=selection_of(recipe), **_bridge_options(recipe, base))
     stored = "fp32" if recipe.method == "full" else DTYPES.get(str(base.config.get("dtype") or base.config.get("torch_dtype")),
                                                               "fp32")
-    return model_facts(read_config(base.folder, recipe.model.dropout), method=recipe.method, path=base.name, adapters=adapters,
+    return model_facts(base.decoder(recipe), method=recipe.method, path=base.name, adapters=adapters,
                        frozen_dtype=recipe.quantisation.type if recipe.method == "qlora" else stored,
                        unquantised_dtype=stored if recipe.method == "qlora" else "", selection=selection_of(recipe))
 
@@ -294,7 +253,7 @@ def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: Adapte
     recipe, found = resolved.recipe, f"{base.name}/config.json"
     derived: dict[str, tuple[Any, str]] = {}
     if base.is_native:
-        config = read_config(base.folder, recipe.model.dropout)
+        config = base.decoder(recipe)
         shape: dict[str, Any] = {key: getattr(config, key) for key in SHAPE_KEYS}
     else:
         shape = {"family": facts.family, "layers": facts.layers, "width": facts.width}
@@ -331,7 +290,8 @@ def _load(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> Model:
     from powertrain.models.huggingface.folder import load_folder
     from powertrain.models.kernels.quantised import quantise_base
 
-    model = load_folder(base.folder, dropout=recipe.model.dropout, dtype=torch.float32 if recipe.method == "full" else None)
+    model = load_folder(base.folder, dropout=recipe.model.dropout, dtype=torch.float32 if recipe.method == "full" else None,
+                        rewards=base.choice.task == REWARD)
     model.base = base.name
     if recipe.method == "qlora":
         quantise_base(model, type=recipe.quantisation.type, double=recipe.quantisation.double)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from powertrain.data.rows.row import BadRow
-from powertrain.records import WrongUse
 from powertrain.serving.asking import Asked, Refused
 from powertrain.use.generation import Feed, Sampling, generate_ids, open_feed, stream
 from powertrain.use.opening import OpenedModel
@@ -167,10 +166,3 @@ class Engine:
     def close(self) -> None:
         """End the thread after the token that is being drawn; what waits is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def refuse_no_writer(opened: OpenedModel, path: str) -> None:
-    """Raise WrongUse for a model that writes no text."""
-    if opened.task == "span":
-        raise WrongUse(f"{path} marks answers within a text and writes no text; measure it with `powertrain evaluate {path} "
-                       "--metric auto --data FILE`")

@@ -59,6 +59,8 @@ class ChunkedCrossEntropy(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         model, data = run.model, run.data
+        if not (objective := objective_of(run.recipe)).uses_loss:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the objective {objective.name} computes no cross-entropy")
         tokens = data.train_batch_size * data.block
         whole_bytes = tokens * model.vocabulary * LOGIT_COPIES_BYTES
         if cls._asks_for_triton(run) and (refusal := cls._without_triton(run)) is not None:

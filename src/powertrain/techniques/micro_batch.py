@@ -75,7 +75,7 @@ class MicroBatch(Technique):
 
     def confirm(self, setup: Setup) -> None:
         expected = min(self.examples, setup.train_batch_size)
-        found = len(setup.prepare(0)[0].lengths)
+        found = len(setup.prepare(0)[0].lengths) // len(setup.objective.documents(setup.examples[0]))        # a pair has two
         if found != expected or setup.micro_batch != expected:
             raise NotApplied(f"micro_batch: a pass has {found} examples, not {expected}")
 

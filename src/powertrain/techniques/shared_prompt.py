@@ -40,7 +40,7 @@ class SharedPrompt(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         objective, model, share = objective_of(run.recipe), run.model, round(run.data.shared_share, 4)
-        if objective.rows != "preference":
+        if objective.rows not in ("preference", "comparison"):
             return cls.refuse(Why.DOES_NOT_APPLY, f"the objective {objective.name} does not learn from pairs of answers")
         if model.family in CHANGING:
             return cls.refuse(Why.DOES_NOT_APPLY, f"the positions of {model.family} may depend on a document's length, and the "

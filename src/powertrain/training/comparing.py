@@ -132,15 +132,20 @@ class Comparing(Objective):
         return self.sums(model, batch, kernels, loss)
 
 
+def with_shared_prompts(kernels: Kernels, batch: Batch) -> Kernels:
+    """Return the kernels for a batch in which prompts may stand once for two answers."""
+    if batch.comparison is None or batch.comparison.shared is None:
+        return kernels
+    return {**kernels, "attention": OverSharedPrompts(kernels["attention"], batch.comparison.shared)}
+
+
 def target_scores(model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target (N,), and their sum over each document's answer (D,), both fp32."""
     from powertrain.models.kernels.losses import scores_of
 
     comparison = batch.comparison
     assert comparison is not None
-    if comparison.shared is not None:
-        kernels = {**kernels, "attention": OverSharedPrompts(kernels["attention"], comparison.shared)}
-    hidden = model.hidden(batch, **kernels)
+    hidden = model.hidden(batch, **with_shared_prompts(kernels, batch))
     targets = scores_of(loss)(model, hidden, batch.targets, batch.trained_tokens)
     answers = targets.new_zeros(len(comparison.answer_tokens)).index_add(0, comparison.document, targets * comparison.is_answer)
     return targets, answers

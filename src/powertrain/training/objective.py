@@ -6,7 +6,7 @@ objectives.py, and add a test. An objective may hold other models: one of prefer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.data.example import Example
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from powertrain.models.kernels.losses import Loss
     from powertrain.models.model import Model
+    from powertrain.training.ranks import Ranks
 
 Kernels = Mapping[str, Any]                  # keywords of Model.hidden: attention and run_block, by the setup
 Sums = dict[str, "Tensor"]                   # name -> () fp32, a sum over units; "loss" is minimised, the others are metrics
@@ -28,8 +29,8 @@ class Objective:
 
     name: ClassVar[str]
     settings: ClassVar[Mapping[str, Setting]] = {}
-    only_alone: ClassVar[str] = ""           # why several processes cannot share a run; "" = they can
-    rows: ClassVar[str] = "answers"          # what it learns from: these, "preference" or "rating"; data/rows/schemas.py
+    rows: ClassVar[str] = "answers"          # what it learns from: these, or a key of COMPARED in data/rows/schemas.py
+    task: ClassVar[str | None] = None        # of the model, where it needs a head of its own; providers.py
     has_reference: ClassVar[bool] = False    # it compares the model with a frozen reference
     uses_loss: ClassVar[bool] = True         # False: `sums` computes its loss without the `loss` that it is given
 
@@ -78,8 +79,12 @@ class Objective:
         """Return the batch of these examples with what the objective needs to know of them besides their tokens."""
         return batch
 
-    def settle(self, model: Model, batches: list[Batch], kernels: Kernels, loss: Loss) -> list[Batch]:
-        """Return a step's batches, on the device, with what must be computed over all of them before the first pass."""
+    def settle(self, model: Model, batches: list[Batch], kernels: Kernels, loss: Loss, ranks: Ranks,
+               spare: Callable[[], Batch]) -> list[Batch]:
+        """Return this process's batches of a step, on the device, with what is computed over those of all processes before.
+
+        A process with fewer batches than others may have to compute `spare`: see Ranks.abreast.
+        """
         return batches
 
     def units(self, batch: Batch) -> int:

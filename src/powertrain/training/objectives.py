@@ -11,6 +11,7 @@ from powertrain.recipe.tables import Setting, Table
 from powertrain.records import Batch, ModelFacts, WrongUse
 from powertrain.training.objective import Kernels, Objective, Sums
 from powertrain.training.preferences import Dpo, Kto, Orpo, Simpo
+from powertrain.training.rewards import Reward
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -105,7 +106,7 @@ def embedding_noise(model: Model, batch: Batch, alpha: float) -> Iterator[None]:
 
 
 NEXT_TOKEN = NextToken()
-OBJECTIVES = Table("objective", {kind.name: kind for kind in (NextToken, Dpo, Orpo, Simpo, Kto)})
+OBJECTIVES = Table("objective", {kind.name: kind for kind in (NextToken, Dpo, Orpo, Simpo, Kto, Reward)})
 
 
 def objective_of(recipe: Recipe) -> Objective:

@@ -26,7 +26,7 @@ from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, replace_file, write_json
 from powertrain.records.locks import got_lock
 from powertrain.use.generation import Sampling, stream
-from powertrain.use.opening import OpenedModel
+from powertrain.use.opening import OpenedModel, refuse_no_writer
 from powertrain.use.together import Done, Job, answer_jobs
 
 RECORD = ".batch.json"
@@ -66,8 +66,7 @@ def answer_file(opened: OpenedModel, path: Path, out: Path, asking: Asking, *, c
     Raises WrongUse, before anything is computed, for a row without a prompt or with one that is too long, and for an `out` that
     something else has written.
     """
-    if opened.task == "span":
-        raise WrongUse("this model marks answers within a text and writes no text; measure it with `powertrain evaluate`")
+    refuse_no_writer(opened, opened.found.path)
     rows = sum(1 for _ in prompts_in(opened, path, asking, cache))
     with _writing(out, _settings(opened, path, asking)) as (file, done):
         before = len(done)

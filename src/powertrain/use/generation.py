@@ -198,6 +198,8 @@ def open_feed(model: Model, prompt: Sequence[int], before: Feed | None = None) -
     if before is not None and before.goes_on:
         return before, list(prompt)
     if isinstance(model, Decoder):
+        if model.config.rewards:
+            raise WrongUse("this model scores answers and writes no text; measure it with `powertrain evaluate`")
         if max(prompt, default=0) >= model.config.vocabulary:
             raise WrongUse("the tokenizer has tokens that the model's embedding has no row for; copy or download both again")
         return DecoderFeed(model), list(prompt)

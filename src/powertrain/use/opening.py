@@ -20,7 +20,7 @@ from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import load_folder
 from powertrain.models.huggingface.hub import ADAPTER_CONFIG, CONFIG, HUB_ID, TOKENIZERS, find_model, read_model_json
-from powertrain.models.huggingface.providers import Choice, choose_provider
+from powertrain.models.huggingface.providers import REWARD, Choice, choose_provider
 from powertrain.models.model import Model
 from powertrain.recipe import Recipe
 from powertrain.records import WrongUse
@@ -29,7 +29,8 @@ from powertrain.run.material import TextTokenizer
 from powertrain.training.setup import fastest_device
 from powertrain.use.generation import stream
 
-TASKS = {"CAUSAL_LM": "causal", "SEQ_2_SEQ_LM": "seq2seq", "QUESTION_ANS": "span"}       # PEFT's names
+TASKS = {"CAUSAL_LM": "causal", "SEQ_2_SEQ_LM": "seq2seq", "QUESTION_ANS": "span",
+         "SEQ_CLS": "reward"}       # PEFT's names
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,16 @@ def open_model(path: str, *, base: str | None = None, provider: str | None = Non
     return OpenedModel(found, model, choice, open_tokenizer(found.tokenizer_folder))
 
 
+def refuse_no_writer(opened: OpenedModel, path: str | Path) -> None:
+    """Raise WrongUse for a model that writes no text."""
+    if opened.task == "span":
+        raise WrongUse(f"{path} marks answers within a text and writes no text; measure it with `powertrain evaluate {path} "
+                       "--metric auto --data FILE`")
+    if opened.task == REWARD:
+        raise WrongUse(f"{path} is a reward model, which scores answers and writes none; measure it with `powertrain evaluate "
+                       f"{path} --data PAIRS`, or name the model that it was made from")
+
+
 def find_parts(path: str, *, base: str | None = None, revision: str | None = None) -> Found:
     """Return the files at `path`. Raises WrongUse where a part is missing."""
     named = newest_run(path.removeprefix(NEWEST)) if path.startswith(NEWEST) else Path(path).expanduser()
@@ -220,7 +231,7 @@ def is_for_peft_only(adapter: Path) -> bool:
 
 def load_parts(found: Found, choice: Choice, dtype: torch.dtype | None) -> Model:
     if choice.provider == "native":
-        decoder = load_folder(found.folder, dtype=dtype)
+        decoder = load_folder(found.folder, dtype=dtype, rewards=choice.task == REWARD)
         decoder.base = found.base or str(found.folder)
         if found.adapter is not None:
             load_adapter(decoder, found.adapter)

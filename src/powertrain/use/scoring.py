@@ -18,11 +18,12 @@ from powertrain.facts.hardware import read_hardware
 from powertrain.facts.model import facts_from_json
 from powertrain.facts.software import read_software
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.providers import decoder_start
+from powertrain.models.huggingface.providers import REWARD, decoder_start
 from powertrain.models.kernels.attention import sdpa_attention
 from powertrain.models.model import Model
 from powertrain.planner import from_json, make_plan
 from powertrain.recipe import Recipe
+from powertrain.recipe.schema import ObjectiveRecipe
 from powertrain.records import IGNORE, Plan, WrongUse
 from powertrain.records.events import Evaluated
 from powertrain.records.json_files import read_json
@@ -78,9 +79,11 @@ def score_source(opened: OpenedModel, source: str, cache: Path, tell: Tell) -> t
     """
     examples = examples_in(opened, source, cache, tell)
     if examples is not None:
-        recipe = opened.found.recipe or Recipe()
+        recipe = recipe_for(opened)
         compared = _with_reference(recipe, examples, Plan((), ()), tell)
         return _evaluate(opened.model, compared, Plan((), ()), objective=objective_of(recipe)), None
+    if opened.task == REWARD:
+        raise WrongUse(f"{source} is text, which a reward model cannot compare; give rows with prompt, chosen and rejected")
     if opened.task != "causal":
         raise WrongUse(f"{source} is text, which a {opened.task} model does not continue; give rows of "
                        f"{'sources and targets' if opened.task == 'seq2seq' else 'questions with their places in a context'}")
@@ -131,10 +134,17 @@ def nothing_held_out(run: Path, recipe: Recipe) -> WrongUse:
                     "--data PATH")
 
 
+def recipe_for(opened: OpenedModel) -> Recipe:
+    """Return the recipe of the run that was opened; of a model without one, the default with the objective of its head."""
+    if opened.found.recipe is not None:
+        return opened.found.recipe
+    return Recipe(objective=ObjectiveRecipe(name="reward")) if opened.task == REWARD else Recipe()
+
+
 def examples_in(opened: OpenedModel, source: str, cache: Path, tell: Tell) -> Sequence[Example] | None:
     """Return the examples in `source`, read like the run's own data if there is a run; None where `source` is text."""
-    recipe = opened.found.recipe or Recipe()
-    data, may_be_text = recipe.data, recipe.method == "scratch"
+    recipe = recipe_for(opened)
+    data, may_be_text = recipe.data, recipe.method == "scratch" and opened.task != REWARD
     if may_be_text and Path(source).suffix.lower() not in ROW_FILES:
         return None
     rows = [row for row in read_rows(source, cache=cache, split=data.split, most=ROWS_LOOKED_AT) if isinstance(row, Row)]

@@ -108,6 +108,9 @@ def pieces_of(store: ExampleStore, index: int) -> list[Piece]:
         assert example.source is not None
         source = _pieces("encoder", example.source, np.zeros(len(example.source), np.bool_), tokenizer)
         return source + _pieces("decoder", example.targets, trained, tokenizer)
+    if isinstance(example, Compared) and store.kind == "comparison":
+        return [piece for side, document in zip(SIDES, example.documents, strict=True)
+                for piece in _pieces(side, document.inputs, document.targets != IGNORE, tokenizer)]
     if isinstance(example, Compared) and store.kind == "preference":
         return [piece for side, document in zip(SIDES, example.documents, strict=True)
                 for piece in _document(side, document, tokenizer)]

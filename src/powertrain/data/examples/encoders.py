@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from powertrain.data.examples.encoding import ConversationEncoder, Encoder, PairEncoder, SpanEncoder, TextEncoder
-from powertrain.data.examples.preferences import PreferenceEncoder, RatingEncoder
+from powertrain.data.examples.preferences import PreferenceEncoder, RatingEncoder, ScoredEncoder
 
 ENCODERS: Mapping[str, type[Encoder]] = {
     "conversation": ConversationEncoder, "pair": PairEncoder, "span": SpanEncoder, "text": TextEncoder,
-    "preference": PreferenceEncoder, "rating": RatingEncoder}
+    "preference": PreferenceEncoder, "comparison": ScoredEncoder, "rating": RatingEncoder}

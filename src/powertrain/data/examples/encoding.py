@@ -39,6 +39,7 @@ class Encoded:
     source: Ids | None = None
     segments: Ids | None = None
     answer: Place | None = None              # of a span: its first and its last token; of compared answers: preferences.py
+    margin: float = 0.0                      # of a pair of answers
 
     @property
     def trained_tokens(self) -> int:

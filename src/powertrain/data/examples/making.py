@@ -55,8 +55,9 @@ if TYPE_CHECKING:
 
 READ_WHOLE_BYTES = 64 << 20
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
-FORMAT = 4                                   # of a part, and of all that decides its content
-TEXTS = {"prompt_completion": ("prompt", "completion"), "preference": ("prompt", "chosen", "rejected"),
+FORMAT = 5                                   # of a part, and of all that decides its content
+OF_PAIRS = ("prompt", "chosen", "rejected")
+TEXTS = {"prompt_completion": ("prompt", "completion"), "preference": OF_PAIRS, "comparison": OF_PAIRS,
          "rating": ("prompt", "completion")}             # format -> columns that may be texts, which need no template
 ROWS_LOOKED_AT = 64                          # to find out what they mean
 PIECE_ROWS = 64                              # of a source whose files cannot be cut, which machines share row by row

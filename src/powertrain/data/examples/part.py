@@ -40,7 +40,8 @@ from powertrain.records.phases import Tell, Tokenising
 
 # the *_end columns say where the example ends in the other files; it starts where the one before it ends
 RECORD = np.dtype([("end", "<i8"), ("trained_end", "<i8"), ("source_end", "<i8"), ("trained_tokens", "<i4"), ("row", "<i8"),
-                   ("prompt", "<u8"), ("digest", "<u8"), ("place", "<i4"), ("number", "<i8"), ("answer", "<i4", (2,))])
+                   ("prompt", "<u8"), ("digest", "<u8"), ("place", "<i4"), ("number", "<i8"), ("answer", "<i4", (2,)),
+                   ("margin", "<f4")])
 FILES = ("examples", "tokens", "trained", "sources", "segments")     # each with the ending .bin
 PROBLEMS_KEPT = 20                           # of each kind, with their origin: enough to find out what is wrong
 
@@ -75,7 +76,7 @@ class Part:
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens (N,) that the model reads of each example, an encoder's included."""
         ids = np.diff(self.records["end"], prepend=0)
-        return ids - {"pair": 0, "span": 0, "preference": 2}.get(self.kind, 1) + self.source_lengths
+        return ids - {"pair": 0, "span": 0, "preference": 2, "comparison": 0}.get(self.kind, 1) + self.source_lengths
 
     def origin(self, index: int) -> str:
         record = self.records[index]
@@ -93,12 +94,13 @@ class Part:
             return Example(np.concatenate([[decoder_start], ids[:-1]]), ids,
                            source=self.sources[self._slice("source_end", index)].astype(np.int64))
         trained = self.trained[self._slice("trained_end", index)].tolist()
-        if self.kind == "preference":
+        if self.kind in ("preference", "comparison"):
             length, shared = self.records[index]["answer"].tolist()
-            first = _causal(ids[:length], trained)
-            second = _causal(ids[length:], [(start - length, stop - length) for start, stop in trained])
+            first, second = (_scored(ids[:length]), _scored(ids[length:])) if self.kind == "comparison" else (
+                _causal(ids[:length], trained),
+                _causal(ids[length:], [(start - length, stop - length) for start, stop in trained]))
             return Compared(np.concatenate([first.inputs, second.inputs]), np.concatenate([first.targets, second.targets]),
-                            documents=(first, second), shared=shared)
+                            documents=(first, second), shared=shared, margin=float(self.records[index]["margin"]))
         document = _causal(ids, trained)
         if self.kind != "rating":
             return document
@@ -125,6 +127,13 @@ def _causal(ids: npt.NDArray[np.int64], trained: Iterable[tuple[int, int]]) -> E
         if 0 < start < len(ids):
             targets[start - 1:stop - 1] = ids[start:stop]
     return Example(ids[:-1], targets)
+
+
+def _scored(ids: npt.NDArray[np.int64]) -> Example:
+    """Return the document of these ids, with its last token as the place whose row is scored."""
+    targets = np.full(len(ids), IGNORE, dtype=np.int64)
+    targets[-1] = ids[-1]
+    return Example(ids, targets)
 
 
 # ------------------------------------------------------------------------------------------------ writing
@@ -193,6 +202,7 @@ class PartWriter:
         self._write("segments", [example.segments for example in examples], np.dtype("u1"))
         records["trained_tokens"] = [example.trained_tokens for example in examples]
         records["answer"] = [example.answer or (0, 0) for example in examples]
+        records["margin"] = [example.margin for example in examples]
         self.files["examples"].write(records.tobytes())
         self.counts["examples"] += len(records)
 

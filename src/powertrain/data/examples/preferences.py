@@ -14,6 +14,8 @@ import numpy as np
 
 from powertrain.data.examples.encoding import ConversationEncoder, Encoded, EncodedRow
 from powertrain.data.examples.templates import Marked
+from powertrain.data.examples.tokenizer import Place
+from powertrain.data.examples.words import Ids
 from powertrain.data.rows.row import BadRow, Conversation, Preference, Rating
 
 SIDES = ("chosen", "rejected")
@@ -56,7 +58,25 @@ class PreferenceEncoder(ComparedEncoder):
 
     def encode(self, samples: Sequence[Any]) -> list[EncodedRow]:
         sides = self.sides([(side, sample.shared) for sample in samples for side in (sample.chosen, sample.rejected)])
-        return [_paired(*sides[place:place + 2]) for place in range(0, len(sides), 2)]
+        return [_paired(chosen, rejected, sample.margin, self.max_length)
+                for sample, chosen, rejected in zip(samples, sides[::2], sides[1::2], strict=True)]
+
+
+class ScoredEncoder(PreferenceEncoder):
+    """Makes one example of a pair whose documents are read to their last token, which a reward model scores.
+
+    So what a chat template writes behind an answer is kept, and the place of the last token is the one that is trained.
+    """
+
+    def _cut(self, row: EncodedRow, ids: Ids, trained: Sequence[Place]) -> None:
+        row.tokens, kept = len(ids), min(len(ids), self.max_length)
+        row.lost, row.too_long = len(ids) - kept, kept < len(ids)
+        if row.lost and self.drop:
+            row.refused, row.reason = "long", f"{len(ids)} tokens, beyond max_length={self.max_length}"
+        elif not trained or kept <= trained[0][0]:
+            row.refused, row.reason = "untrained", "nothing of its answer is left" if row.lost else "its answer has no token"
+        else:
+            row.examples = [Encoded(ids[:kept], ((kept - 1, kept),))]
 
 
 class RatingEncoder(ComparedEncoder):
@@ -86,13 +106,13 @@ def _refused(sides: Sequence[EncodedRow], row: EncodedRow) -> bool:
     return False
 
 
-def _paired(chosen: EncodedRow, rejected: EncodedRow) -> EncodedRow:
+def _paired(chosen: EncodedRow, rejected: EncodedRow, margin: float, max_length: int) -> EncodedRow:
     row = EncodedRow()
     if _refused((chosen, rejected), row):
         return row
     (first,), (second,) = chosen.examples, rejected.examples
     if np.array_equal(first.ids, second.ids):
-        cut = f" within data.max_length={len(first.ids) - 1}" if row.lost else ""
+        cut = f" within data.max_length={max_length}" if row.lost else ""
         row.refused, row.reason = "tie", f"its chosen and its rejected answer are equal{cut}"
         return row
     length = min(len(first.ids), len(second.ids))
@@ -101,7 +121,8 @@ def _paired(chosen: EncodedRow, rejected: EncodedRow) -> EncodedRow:
     shared = min(int(differ[0]) if len(differ) else length, first.trained[0][0] - 1, second.trained[0][0] - 1)
     behind = len(first.ids)
     trained = (*first.trained, *((start + behind, stop + behind) for start, stop in second.trained))
-    row.examples = [Encoded(np.concatenate([first.ids, second.ids]), trained, answer=(behind, shared))]
+    row.examples = [Encoded(np.concatenate([first.ids, second.ids]), trained, answer=(behind, shared),
+                            margin=margin)]
     return row
 
 

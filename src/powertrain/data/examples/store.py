@@ -83,7 +83,7 @@ def shared(shares: Sequence[float], sources: Sequence[npt.NDArray[np.int64]], le
 
 # ------------------------------------------------------------------------------------------------ the store
 
-WITH_TEMPLATE = ("conversation", "preference", "rating")
+WITH_TEMPLATE = ("conversation", "preference", "comparison", "rating")
 FEW_TOO_LONG = 0.1                           # a larger share is cut only if that was asked for
 
 

@@ -153,7 +153,7 @@ def single_exchange(found: Conversation) -> Pair:
 
 # ------------------------------------------------------------------------------------------------ formats
 
-Kind = Literal["conversation", "pair", "span", "text", "preference", "rating"]
+Kind = Literal["conversation", "pair", "span", "text", "preference", "rating", "comparison"]
 Values = Mapping[str, Any]                   # our column -> value; optional ones are absent where they are null
 
 SUMMARISE = "Summarise the following text."  # a user's words to a decoder, before the document
@@ -162,7 +162,7 @@ SUMMARISE = "Summarise the following text."  # a user's words to a decoder, befo
 @dataclass(frozen=True)
 class Column:
     name: str
-    holds: Literal["text", "turns", "text or turns", "answers", "answer", "rating", "tools", "calls"] = "text"
+    holds: Literal["text", "turns", "text or turns", "answers", "answer", "rating", "number", "tools", "calls"] = "text"
     also: tuple[str, ...] = ()               # its names in other data sets
     optional: bool = False
 
@@ -170,6 +170,8 @@ class Column:
         """Return whether a value looks like one of this column; its content is checked when it is read."""
         if self.holds in ("answers", "tools", "calls"):
             return isinstance(value, str | list | Mapping)
+        if self.holds == "number":
+            return True                      # what is none is a bad row
         if self.holds == "rating":
             return isinstance(value, bool | int | str)
         if self.holds == "answer" and isinstance(value, Mapping) and ("role" in value or "from" in value):

@@ -7,6 +7,7 @@ Names and meanings are TRL's (its page "Dataset formats"); LLaMA-Factory's names
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ class PairFormat(Format):
         shared = _shared([chosen.messages, rejected.messages])
         for name, side in (("chosen", chosen), ("rejected", rejected)):
             _check_ends(side, shared, name)
-        return Preference(chosen, rejected, shared)
+        return Preference(chosen, rejected, shared, _margin(values))
 
 
 class RatingFormat(Format):
@@ -48,6 +49,13 @@ class RatingFormat(Format):
         shared = min(last, len(found.messages) - len(answer)) if "prompt" in values else last
         _check_ends(found, shared, "completion")
         return Rating(found, shared, desirable)
+
+
+def _margin(values: Values) -> float:
+    margin = values.get("margin", 0.0)
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+        raise BadRow(f"margin is {json_kind(margin)}, and a number says by how much the chosen answer is better")
+    return float(margin)
 
 
 def _prompt(values: Values) -> list[Message]:
@@ -131,8 +139,10 @@ PROMPT = ("question", "instruction", "messages", "conversations", "input")
 SYSTEM = _column("system", "system_prompt", optional=True, holds="text")
 CHOSEN = _column("chosen", "chosen_response", "response_chosen", "preferred", "accepted")
 REJECTED = _column("rejected", "rejected_response", "response_rejected", "dispreferred", "non_preferred")
+OF_PAIRS = (_column("prompt", *PROMPT, optional=True), CHOSEN, REJECTED, SYSTEM, TOOLS)
 PREFERENCE_FORMATS: tuple[Format, ...] = (
-    PairFormat("preference", "preference", (_column("prompt", *PROMPT, optional=True), CHOSEN, REJECTED, SYSTEM, TOOLS)),
+    PairFormat("comparison", "comparison", (*OF_PAIRS, _column("margin", optional=True, holds="number"))),
+    PairFormat("preference", "preference", OF_PAIRS),
     RatingFormat("rating", "rating", (_column("prompt", *PROMPT, optional=True),
                                       _column("completion", "response", "output", "answer"),
                                       _column("label", "kto_tag", "desirable", holds="rating"), SYSTEM, TOOLS)),

@@ -142,6 +142,7 @@ class Preference:
     chosen: Conversation
     rejected: Conversation
     shared: int                              # messages at the beginning of both: the prompt
+    margin: float = 0.0                      # by how much the chosen one is better, as a reward model is to say
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,18 @@ from powertrain.data.rows.row import BadRow, Conversation, Row, Sample
 from powertrain.records import WrongUse, several
 from powertrain.records.errors import did_you_mean
 
-COMPARED: Mapping[str, tuple[Kind, ...]] = {"preference": ("preference",), "rating": ("rating", "preference")}
-NEEDED = {"preference": "prompt, chosen and rejected", "rating": "prompt, completion and label, or prompt, chosen and rejected"}
+COMPARED: Mapping[str, tuple[Kind, ...]] = {
+    "preference": ("preference",), "comparison": ("comparison", "preference"), "rating": ("rating", "preference")}
+DECODERS = ("causal", "reward")              # tasks of models that read a prompt and its answer as one document
+NEEDED = {"preference": "prompt, chosen and rejected", "comparison": "prompt, chosen and rejected",
+          "rating": "prompt, completion and label, or prompt, chosen and rejected"}
 FITTING_SHARE = 0.5                          # of the first rows: a format that fits no more than these is not theirs
 PREFERENCES = ("chosen", "rejected")
 BY_NAME: Mapping[str, Format] = {**OF_ANSWERS, **{known.name: known for known in PREFERENCE_FORMATS}}
-ANSWERS = "answers"                          # what most objectives learn from; others from "preference" or "rating"
+ANSWERS = "answers"                          # what most objectives learn from; the others from a key of COMPARED
 KINDS: Mapping[Kind, str] = {"conversation": "conversations", "text": "plain text", "pair": "sequence-to-sequence data",
                              "span": "extractive question-answering data", "preference": "pairs of answers",
+                             "comparison": "pairs of answers",
                              "rating": "rated answers"}
 
 
@@ -58,7 +62,7 @@ def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, 
                 learns: str = ANSWERS) -> tuple[Schema, str]:
     """Return how to read the data of which `rows` are the first, for a model that does `task`; and a sentence that states it.
 
-    `learns`: "answers", "preference" (pairs) or "rating"; ratings are made of pairs too. `name` forces a format;
+    `learns`: "answers", or a key of COMPARED; ratings are made of pairs too. `name` forces a format;
     `columns` maps our columns to the data's, and only formats that have them all are considered.
     Raises WrongUse if nothing fits, or `task` cannot learn from it; the message has the columns and the cure.
     """
@@ -132,7 +136,7 @@ def _detected(rows: Sequence[Row], columns: Mapping[str, str], learns: str) -> t
         cure = "data.format=messages data.columns={messages: chosen}" if of_turns else \
             "data.format=prompt_completion data.columns={completion: chosen}"
         raise WrongUse(f"{rows[0].origin}: rows with chosen and rejected are preference data; to learn which answer is better "
-                       f"use objective=dpo (or orpo, simpo, kto); to learn from the chosen answers alone, use '{cure}'")
+                       f"use objective=dpo (or orpo, simpo, kto, reward); to learn from the chosen answers alone, use '{cure}'")
     best: tuple[Format, dict[str, str]] | None = None
     most = int(len(rows) * FITTING_SHARE)
     formats = FORMATS if learns == ANSWERS else [known for known in PREFERENCE_FORMATS if known.kind in COMPARED[learns]]
@@ -176,7 +180,7 @@ def _kind_for(known: Format, columns: str, task: str, learns: str, *, named: boo
             if learns != ANSWERS else f"use objective={'kto' if known.kind == 'rating' else 'dpo'}"
         raise WrongUse(f"{origin}: data.format={known.name} holds {KINDS[known.kind]}; {cure}")
     if known.kind in COMPARED:
-        if task != "causal":
+        if task not in DECODERS:
             raise WrongUse(f"{origin}: preferences train a decoder, and this model is "
                            f"{'an encoder-decoder' if task == 'seq2seq' else 'a question-answering head'}; use a decoder")
         return _kind(learns)
@@ -197,7 +201,7 @@ def _kind_for(known: Format, columns: str, task: str, learns: str, *, named: boo
 
 
 def _kind(learns: str) -> Kind:
-    return "rating" if learns == "rating" else "preference"
+    return "rating" if learns == "rating" else "comparison" if learns == "comparison" else "preference"
 
 
 # ------------------------------------------------------------------------------------------------ the sentence

@@ -263,11 +263,17 @@ def add_adapters(model: Decoder, config: AdapterConfig) -> None:
 
 
 def freeze(model: Decoder) -> None:
-    """Freeze all weights, and make every linear a FrozenLinear, which may be stored in any dtype."""
+    """Freeze all weights, and make every linear a FrozenLinear, which may be stored in any dtype.
+
+    The head of a reward model stays as it is and is trained, in fp32: a new one has learned nothing yet.
+    """
     model.requires_grad_(False)
+    trained = model.head if model.config.rewards else None
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and not isinstance(module, FrozenLinear):
+        if isinstance(module, nn.Linear) and not isinstance(module, FrozenLinear) and module is not trained:
             model.set_submodule(name, FrozenLinear.of(module))
+    if trained is not None:
+        trained.float().requires_grad_(True)
 
 
 def adapters_of(model: nn.Module) -> Iterator[tuple[Slot, Adapter]]:

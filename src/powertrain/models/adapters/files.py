@@ -18,6 +18,7 @@ from powertrain.models.adapters.targets import KINDS, AdapterConfig, Slot, find_
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Decoder
+from powertrain.models.huggingface.families import REWARD_HEAD
 from powertrain.models.huggingface.folder import Shards, rearrange, save_folder, save_tensors
 from powertrain.models.huggingface.hub import ADAPTER_CONFIG as CONFIG
 from powertrain.models.huggingface.hub import ADAPTER_WEIGHTS as WEIGHTS
@@ -27,6 +28,8 @@ from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, write_json
 
 PREFIX = "base_model.model."
+SCORES = "SEQ_CLS"                           # PEFT's task type of a reward model
+HEAD = PREFIX + REWARD_HEAD                  # which PEFT trains and saves whole, beside the adapters
 BY_ROW = ("lora_B.weight", "lora_magnitude_vector")          # tensors with one row for each row of the module's output
 
 # keys of adapter_config.json that are read, and those that change nothing once the weights are there
@@ -63,6 +66,8 @@ def save_adapter(model: Decoder, folder: Path, *, base: str, tokenizer: SavedTok
         for name, parameter in adapter.tensors().items():
             tensor = parameter.detach().cpu()
             tensors[f"{PREFIX}{slot.theirs}.{name}"] = (tensor[order] if name in BY_ROW else tensor).contiguous()
+    if model.config.rewards:
+        tensors[HEAD] = model.head_weight.detach().cpu()
     save_tensors(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     write_json(folder / CONFIG, describe(config, model.config, base))
     if tokenizer is not None:
@@ -85,11 +90,12 @@ def describe(config: AdapterConfig, base_config: ModelConfig, base: str) -> dict
         names = {slot.name for slot in slots}
         targets = tuple(names) if set(slots) == set(find_targets(base_config, tuple(names))) else tuple(s.theirs for s in slots)
     alpha = int(config.alpha) if config.alpha == int(config.alpha) else config.alpha
-    described = {"peft_type": config.kind.upper(), "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
-                 "revision": None, "inference_mode": True, "r": config.r, "lora_alpha": alpha, "lora_dropout": config.dropout,
-                 "target_modules": sorted(targets), "bias": "none", "fan_in_fan_out": base_config.family == "gpt2",
+    described = {"peft_type": config.kind.upper(), "task_type": SCORES if base_config.rewards else "CAUSAL_LM",
+                 "base_model_name_or_path": base, "revision": None, "inference_mode": True, "r": config.r, "lora_alpha": alpha,
+                 "lora_dropout": config.dropout, "target_modules": sorted(targets), "bias": "none",
+                 "fan_in_fan_out": base_config.family == "gpt2",
                  "use_rslora": config.use_rslora, "use_dora": config.use_dora, "init_lora_weights": True,
-                 "modules_to_save": None}
+                 "modules_to_save": ["score"] if base_config.rewards else None}
     if config.kind != "lora":
         described |= {"sigma": config.sigma, "regularisation": config.regularisation,
                       "note": "a kind of adapter that PEFT does not have; powertrain loads it"}
@@ -137,6 +143,8 @@ def refuse_unsupported(file: Path, given: Mapping[str, Any]) -> None:
         raise WrongUse(f"{file} says init_lora_weights={start!r}, which changes the base's weights too; convert it with PEFT's "
                        f"save_pretrained(path_initial_model_for_weight_conversion=...), or {cure}")
     for key, value in given.items():
+        if key == "modules_to_save" and given.get("task_type") == SCORES and {*(value or ())} <= {"score", "classifier"}:
+            continue
         # a number on its own, such as qalora_group_size, is the setting of something that a switch beside it turns on
         is_asked = value is True or (value and not isinstance(value, (int, float)))
         if is_asked and key not in (*READ, *HARMLESS):
@@ -150,12 +158,17 @@ def load_adapter(model: Decoder, folder: Path) -> AdapterConfig:
     """
     config = read_adapter_config(folder)
     tensors = by_module(folder / WEIGHTS)
+    if not model.config.rewards and HEAD in Shards([folder / WEIGHTS]):
+        raise WrongUse(f"the adapter in {folder} is a reward model's, whose head scores texts; use it with objective=reward")
     origin = read_json(folder / CONFIG).get("base_model_name_or_path")
     refuse_other_base(model.config, tensors, config, f"{folder}" + (f", made for {origin}," if origin else ""))
     with torch.random.fork_rng(devices=[]):
         add_adapters(model, config)
     for slot, adapter in adapters_of(model):
         fill(adapter.tensors(), tensors[slot.theirs], slot, model.config, folder / WEIGHTS)
+    if HEAD in (stored := Shards([folder / WEIGHTS])):
+        with torch.no_grad():
+            model.head_weight.copy_(stored.read(HEAD))
     return config
 
 
@@ -164,6 +177,8 @@ def by_module(file: Path) -> dict[str, dict[str, Tensor]]:
     stored = Shards([file])
     modules: dict[str, dict[str, Tensor]] = {}
     for key in stored:
+        if key == HEAD:
+            continue
         module, found, name = key.removeprefix(PREFIX).partition(".lora_")
         if not found or not key.startswith(PREFIX):
             raise WrongUse(f"{file} holds {key}, which is no part of a LoRA adapter; load it with model.provider=transformers")

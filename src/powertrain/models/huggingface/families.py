@@ -30,6 +30,7 @@ BIASED = {"norm_bias": ("attention_norm", "mlp_norm", "norm"), "qkv_bias": ("qkv
 # The only values that the decoder computes, of fields that change the logits.
 COMPUTED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
             "use_bidirectional_attention": False}
+CLASSIFIER, REWARD_HEAD = "ForSequenceClassification", "score.weight"        # of one label: a reward model
 NEEDED = ("vocabulary", "layers", "width", "heads", "mlp_width", "context")
 SHARES_HEAD = ("gpt_neox", "phi3")           # families that rotate a part of the head also where nothing is scaled
 THROUGH = "train it through transformers: model.provider=transformers"
@@ -87,7 +88,9 @@ def map_weights(config: ModelConfig) -> tuple[Row, ...]:
                      *(("q_norm", "k_norm") if config.qk_norm else ())):
             add(part, f"blocks.{i}.{part}", f"{form.prefix}{form.names['blocks']}.{i}.")
     add("norm", "norm", form.prefix)
-    if not config.tied_head:
+    if config.rewards:
+        rows.append(Row("head.weight", (REWARD_HEAD,)))
+    elif not config.tied_head:
         add("head", "head", "")
     return tuple(rows)
 
@@ -106,7 +109,10 @@ def to_hf_config(config: ModelConfig) -> Json:
         written["original_max_position_embeddings"] = scaling.original_context if scaling else config.context
     if config.positions == "rotary":
         written |= rotary_fields(config)
-    return {"architectures": [form.architecture], "model_type": config.family, **written, **token_fields(config),
+    architecture = form.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + CLASSIFIER if config.rewards \
+        else form.architecture
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}} if config.rewards else {}
+    return {"architectures": [architecture], "model_type": config.family, **written, **token_fields(config), **labels,
             "pad_token_id": None, "initializer_range": 0.02, "use_cache": True, "dtype": "float32"}
 
 
@@ -139,10 +145,21 @@ def from_hf_config(given: Mapping[str, Any], dropout: float = 0.0) -> ModelConfi
         read["output_bias"] = read.setdefault("qkv_bias", row.qkv_bias)
     base, share, scaling = read_rotary(hf, row.rotary_share)
     begins, ends = token_ids(hf, "bos_token_id"), token_ids(hf, "eos_token_id")
+    if rewards := is_classifier(given):
+        labels = len(hf.get("id2label") or (0, 1))           # transformers' default is 2
+        if labels != 1:
+            raise WrongUse(f"config.json describes a classifier of {labels} labels, and a reward model has one",
+                           advice="give the model that it was made from")
+        read["tied_head"] = False
     return ModelConfig(**defaults | read | {
         "family": family, "dropout": dropout, "activation": read_activation(hf), "rotary_base": base, "rotary_share": share,
         "rotary_scaling": scaling, "begin_of_text": begins[0] if begins and begins[:1] != ends[:1] else None,
-        "end_of_text": ends[0] if ends else None, "other_ends": tuple(ends[1:])})
+        "end_of_text": ends[0] if ends else None, "other_ends": tuple(ends[1:]), "rewards": rewards})
+
+
+def is_classifier(given: Mapping[str, Any]) -> bool:
+    """Return whether this `config.json` is of a model whose head scores whole texts."""
+    return any(str(name).endswith(CLASSIFIER) for name in given.get("architectures") or ())
 
 
 def refuse_unsupported(hf: Mapping[str, Any]) -> None:

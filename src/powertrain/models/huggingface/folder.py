@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from powertrain.models.config import ModelConfig
-from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.families import FORMATS, Row, map_weights, to_hf_config, token_fields
+from powertrain.models.decoder import Decoder, give_reward_head
+from powertrain.models.huggingface.families import FORMATS, REWARD_HEAD, Row, map_weights, to_hf_config, token_fields
 from powertrain.models.huggingface.hub import CONFIG, GENERATION, WEIGHTS, read_config, read_model_json, weight_files
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
@@ -53,18 +53,33 @@ def save_description(model: Decoder, folder: Path, tokenizer: SavedTokenizer | N
     """Write what a folder has besides weights: the config, the tokens that end a text, the tokenizer."""
     config = model.config
     described = to_hf_config(config) | {"dtype": HF_DTYPES[model.embedding.weight.dtype]}
-    write_json(folder / CONFIG, described)
     write_json(folder / GENERATION, token_fields(config) | {"_from_model_config": True})
     if tokenizer is not None:
         tokenizer.save(folder)
         if config.family in REPLACED_TOKENIZERS:     # AutoTokenizer then opens the class that is named
             path, named = folder / "tokenizer_config.json", ["PreTrainedTokenizerFast", "PreTrainedTokenizerFast"]
             write_json(path, read_model_json(path) | {"auto_map": {"AutoTokenizer": named}})
+    write_json(folder / CONFIG, described | ({"pad_token_id": _padding(folder, config)} if config.rewards else {}))
 
 
-def load_folder(folder: Path, *, dropout: float = 0.0, dtype: torch.dtype | None = torch.float32) -> Decoder:
-    """Return the decoder of a Hugging Face folder, on the CPU in `dtype` (None: as stored). Draws no random numbers.
+def _padding(folder: Path, config: ModelConfig) -> int | None:
+    """Return the padding token of the tokenizer in `folder`, by which transformers finds the last token of a text to score.
 
+    None where there is none that ends no text: then transformers scores texts one by one, and refuses a padded batch.
+    """
+    settings, library = ({} if not (folder / name).is_file() else read_model_json(folder / name)
+                         for name in ("tokenizer_config.json", "tokenizer.json"))
+    named = settings.get("pad_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    found = next((token["id"] for token in library.get("added_tokens") or () if token.get("content") == text), None)
+    return None if found in (config.end_of_text, *config.other_ends) else found
+
+
+def load_folder(folder: Path, *, dropout: float = 0.0, dtype: torch.dtype | None = torch.float32,
+                rewards: bool = False) -> Decoder:
+    """Return the decoder of a Hugging Face folder, on the CPU in `dtype` (None: as stored).
+
+    Draws no random numbers, except where `rewards` asks for a head for rewards that the folder does not hold.
     `dropout` is for training on: what config.json says of it is not read. Besides the model, what is in memory at any time
     is its largest tensor as it is stored.
     Raises WrongUse for missing or damaged files, a model_type or a feature that the decoder does not have, and weights
@@ -80,6 +95,8 @@ def load_folder(folder: Path, *, dropout: float = 0.0, dtype: torch.dtype | None
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     model.load_state_dict(fill_weights(config, stored, shapes, dtype), assign=True)
     model.base = str(folder)
+    if rewards and not config.rewards:
+        give_reward_head(model)
     return model.requires_grad_(True)
 
 
@@ -201,7 +218,7 @@ def has_head_of_its_own(config: ModelConfig, stored: Shards) -> bool:
 
 
 def _head(config: ModelConfig) -> str:
-    return f"{FORMATS[config.family].names['head']}.weight"
+    return REWARD_HEAD if config.rewards else f"{FORMATS[config.family].names['head']}.weight"
 
 
 def fill_weights(config: ModelConfig, stored: Shards, shapes: Mapping[str, tuple[int, ...]],

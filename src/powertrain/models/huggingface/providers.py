@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.models.config import FAMILIES
-from powertrain.models.huggingface.families import from_hf_config
+from powertrain.models.huggingface.families import from_hf_config, is_classifier
 from powertrain.models.huggingface.hub import CONFIG, GENERATION, read_model_json
 from powertrain.records import Software, WrongUse
 
 Json = Mapping[str, Any]
 
-CAUSAL, SEQ2SEQ, SPAN = "causal", "seq2seq", "span"
+CAUSAL, SEQ2SEQ, SPAN, REWARD = "causal", "seq2seq", "span", "reward"
 DESCRIPTIONS = {CAUSAL: "predicting the next token", SEQ2SEQ: "an encoder reading a source and a decoder writing its target",
-                SPAN: "pointing at an answer in a context"}
-AUTO_CLASSES = {CAUSAL: "AutoModelForCausalLM", SEQ2SEQ: "AutoModelForSeq2SeqLM", SPAN: "AutoModelForQuestionAnswering"}
+                SPAN: "pointing at an answer in a context", REWARD: "scoring a whole text"}
+AUTO_CLASSES = {CAUSAL: "AutoModelForCausalLM", SEQ2SEQ: "AutoModelForSeq2SeqLM", SPAN: "AutoModelForQuestionAnswering",
+                REWARD: "AutoModelForSequenceClassification"}
 MODEL_TYPES = {CAUSAL: "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", SEQ2SEQ: "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
                SPAN: "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"}       # that transformers has a class for
 
@@ -29,18 +30,20 @@ START_AT_PADDING = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 @dataclass(frozen=True)
 class Choice:
     provider: str                            # "native", "transformers" or "unsloth"
-    task: str                                # "causal", "seq2seq" or "span"
+    task: str                                # "causal", "seq2seq", "span" or "reward"
     because: str
 
 
 def find_task(config: Json) -> str:
     """Return the task that the model of this `config.json` is made for. An encoder that has no head for spans gets one.
 
-    Raises WrongUse for a model that does none of the three tasks.
+    Raises WrongUse for a model that does none of the tasks.
     """
     names = config.get("architectures") or []
     if any("ForQuestionAnswering" in name for name in names):
         return SPAN
+    if is_classifier(config) and config.get("model_type") in FAMILIES:
+        return REWARD
     able = next((task for task in (SEQ2SEQ, CAUSAL, SPAN) if why_not_task(config, task) is None), None)
     if able is None:
         raise WrongUse(f"config.json describes {_described(config)}, which can be trained for none of the tasks "
@@ -55,6 +58,11 @@ def why_not_task(config: Json, task: str) -> str | None:
         return f"config.json describes {_described(config)}, an encoder-decoder, which reads a source before it writes"
     if task == SEQ2SEQ and not both:
         return f"config.json describes {_described(config)}, which is no encoder-decoder"
+    if task == REWARD:
+        return None if kind in FAMILIES else f"config.json describes {_described(config)}, and rewards are learned by " \
+            f"{', '.join(FAMILIES)}"
+    if task == CAUSAL and kind in FAMILIES and is_classifier(config):
+        return f"config.json describes {_described(config)}, whose head scores texts and predicts no tokens"
     if task == CAUSAL and kind in FAMILIES:
         return None                          # transformers has them all, and to ask it takes a second
     from transformers.models.auto import modeling_auto
@@ -79,7 +87,7 @@ def availability(config: Json, task: str, software: Software) -> dict[str, str |
     """Return provider -> why it cannot compute this model here, or None if it can."""
     may = why_not_task(config, task)
     native = unsloth = None
-    if task != CAUSAL:
+    if task not in (CAUSAL, REWARD):
         native, unsloth = (f"{what} is for {DESCRIPTIONS[CAUSAL]}, and the task is {task}"
                            for what in ("the native decoder", "unsloth's FastLanguageModel"))
     else:
@@ -89,6 +97,9 @@ def availability(config: Json, task: str, software: Software) -> dict[str, str |
             native = refused.reason
     if "unsloth" not in software.versions:
         unsloth = f"unsloth {software.missing.get('unsloth', 'is not installed (pip install unsloth)')}"
+    if task == REWARD:
+        may = may or "rewards are learned by the native decoder only"
+        return {"native": native or why_not_task(config, task), "transformers": may, "unsloth": may}
     return {"native": native, "transformers": software.missing.get("transformers") or may, "unsloth": unsloth or may}
 
 
