@@ -1,9 +1,9 @@
 """Case `saving`: what saves and uploads cost a training that uses all cores: all of 115.6 M weights, 1.4 GB a checkpoint.
 
-One run of equal steps saves every 100 s and uploads each checkpoint to a folder, which at its low priority takes longer than
-that. So there is always something to upload, and the uploader is stopped (SIGSTOP) in every second window: each pair of
-windows is one comparison of steps beside an upload with steps without. A save is compared with the nearest steps that have
-neither. The machine drifts less within half a minute than between two runs.
+One run of equal, short steps saves every 100 s and uploads each checkpoint to a folder, which at its low priority takes about
+as long. So there is nearly always something to upload, and the uploader is stopped (SIGSTOP) in every second window: each
+pair of windows is one comparison of steps beside an upload with steps without. A save is compared with the nearest steps that
+have neither. A machine that others share drifts less within seconds than between two runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "mirro
 from watched_runs import uploaders
 
 BETWEEN_S = 100.0                            # two saves
-PAIRS, WINDOW_S = 20, 12.0
+PAIRS, WINDOW_S = 150, 3.0
 NEAR_S = 60.0                                # before and after a save, to compare it with
 LEAST = 3                                    # steps of a window that counts
 
@@ -43,8 +43,8 @@ def measure(materials: Materials, python: Path) -> None:
     """Measures one run, prints what saves and uploads cost, and stores the study."""
     folder, began = studies.new_folder("bench-saving"), time.monotonic()
     run, store = materials.folder / "saved", materials.folder / "mirror"
-    words = ["method=full", f"model.path={materials.llama}", f"data={materials.gsm8k}", "train_batch_size=2",
-             "data.max_length=96", "data.long_examples=cut", "data.validation_share=0", "eval_steps=0", "logging_steps=1",
+    words = ["method=full", f"model.path={materials.llama}", f"data={materials.gsm8k}", "train_batch_size=1",
+             "data.max_length=32", "data.long_examples=cut", "data.validation_share=0", "eval_steps=0", "logging_steps=1",
              "save_steps=auto", f"save_every_s={BETWEEN_S:g}", "max_steps=1000000", f"mirror=file://{store}", "mirror_keep=1",
              "mirror_material=false", "memory_check=off"]
     with MachineWatch() as watch, subprocess.Popen(
