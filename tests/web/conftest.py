@@ -133,7 +133,7 @@ def client(root: Path, tmp_path: Path) -> Iterator[Client]:
     places, cache = Places(root), tmp_path / "cache" / "page"
     sessions = Sessions(cache, str(root))
     site = Site(places, cache, Jobs(places.jobs, root, dict(os.environ)), sessions,
-                Index(cache / "index.sqlite"), Asking(root, dict(os.environ)), Talks(root, os.environ),
+                Index(cache / "index.sqlite", places.opened), Asking(root, dict(os.environ)), Talks(root, os.environ),
                 10_000_000, assets=read_assets())
     app = make_app(site, [HOST], encrypted=False, print_link=lambda: None)
     cookie = sessions.exchange(sessions.token)

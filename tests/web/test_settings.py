@@ -1,10 +1,14 @@
 """What a form may start: recipe keys alone, and files inside the page's folders alone."""
 
 import json
+import os
+import socket
+import sys
 
 import pytest
 from runs_written import write_run
 
+from powertrain.recipe import Recipe, flat
 from powertrain.records import WrongUse
 from powertrain.web import new_run_pages
 from powertrain.web.places import NotThere, Places
@@ -78,6 +82,103 @@ def test_another_folder_may_be_allowed(places, tmp_path):
     with pytest.raises(WrongUse, match="--allow"):
         asked({"recipe": "default", "data.source": str(other)}, places)
     assert asked({"recipe": "default", "data.source": str(other)}, Places(places.root, (other,)))
+
+
+# keys that hold text which names no file
+WORDS = ("name", "description", "corrections", "method", "model.revision", "model.provider", "model.task", "model.family",
+         "model.activation", "lora.kind", "lora.target_modules", "quantisation.type", "data.format", "data.split",
+         "data.long_examples", "data.train_on", "data.end_token", "data.text_field", "data.validation_split",
+         "objective.name", "optimizer.name", "lr_scheduler_type", "weights.freeze", "on_nan", "on_spike", "on_disk_full",
+         "mirror_compress", "report_to", "project", "sample.prompt", "memory_check")
+
+
+def test_every_key_that_may_name_a_file_is_looked_at(places):
+    asks = [key for key, default in flat(Recipe().model_dump()) if default is None or isinstance(default, str | list)]
+    accepted = []
+    for key in asks:
+        try:
+            asked({"model.path": "org/model", "more": f"{key}=/etc/passwd"}, places)
+        except WrongUse:
+            continue                         # it is no text, or the path leads out
+        accepted.append(key)
+    assert not set(accepted) - set(WORDS)
+    assert {"data.source", "data.validation_source", "model.adapter", "data.tokenizer", "data.chat_template"} <= set(asks)
+
+
+ADDRESSED = ("data.validation_source", "data.tokenizer", "data.chat_template", "model.adapter")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Return the hosts that this process asks, and the sockets. Nothing gets through."""
+    made = []
+
+    def note(host, *_, **__):
+        made.append(host)
+        raise OSError("this test has no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", note)
+    monkeypatch.setattr(socket.socket, "connect", note)
+    return made
+
+
+@pytest.mark.parametrize("address", ["http://169.254.169.254/latest/meta-data", "https://127.0.0.1:1/rows.jsonl",
+                                     "HTTP://localhost/x", "file:///etc/passwd", "s3://bucket/rows.jsonl", "hf://datasets/a/b",
+                                     "//169.254.169.254/latest", "169.254.169.254:80/x", "org/../../x", "../../org/model"])
+def test_nothing_but_hub_ids_is_fetched(page, calls, address):
+    (page.site.places.root / "text.txt").write_text("some words. " * 500)
+    base = {"data.source": "text.txt", "max_steps": "2"}
+    for key in ("data.source", "model.path", *(ADDRESSED if "://" in address else ())):        # else it is a path that is not there
+        change = {key: address} if key in ("data.source", "model.path") else {
+            "model.path": "org/model", "more": f"{key}={json.dumps(address)}"}
+        assert "data-refused" in page.post("/plan", base | change).text, key
+        assert page.post("/new", base | change).status in (400, 404), key
+    assert page.get(f"/chat?model={address}").status in (400, 404)
+    assert page.post("/chat/ask", {"model": address, "message": "hello"}).status in (400, 404)
+    assert page.get(f"/data?model.path=org/model&data.source={address}").status == 200
+    page.get(f"/audit?file={address}")
+    assert set(calls) <= {"huggingface.co"}              # for org/model
+    assert page.site.jobs.all() == []
+
+
+def test_a_plan_asks_no_mirror(page, calls):
+    (page.site.places.root / "text.txt").write_text("some words. " * 500)
+    for mirror in ("s3://bucket/x", "sftp://169.254.169.254/x"):
+        page.post("/plan", {"data.source": "text.txt", "mirror": mirror, "max_steps": "2", "more": "data.tokenizer=char"})
+    assert not calls
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "folder above"])
+def test_a_link_that_comes_between_looking_and_opening_is_not_followed(places, tmp_path, monkeypatch, what):
+    outside = tmp_path / "outside" / "one"
+    outside.mkdir(parents=True)
+    (outside / "facts.json").write_text('{"secret": 1}')
+    folder = write_run(places.runs / "one", 3)
+    (folder / "facts.json").write_text('{"secret": 0}')
+    assert places.json(folder / "facts.json") == {"secret": 0}
+    looked = places.inside
+
+    def swapped(self, path):
+        found = looked(path)
+        place, to = {"file": (folder / "facts.json", outside / "facts.json"), "folder": (folder, outside),
+                     "folder above": (places.runs, outside.parent)}[what]
+        place.rename(tmp_path / "gone")
+        place.symlink_to(to)
+        return found
+
+    monkeypatch.setattr(Places, "inside", swapped)
+    with pytest.raises(WrongUse):
+        places.json(folder / "facts.json")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.parametrize("file", ["events.jsonl", "facts.json", "plan.json", "recipe.yaml", "origins.json"])
+def test_a_pipe_among_the_files_of_a_run_holds_nothing_up(page, root, file):
+    one, _ = (write_run(root / "runs" / name, 3) for name in ("one", "two"))
+    (one / file).unlink(missing_ok=True)
+    os.mkfifo(one / file)
+    for path in ("/runs/one", "/runs", "/", "/compare?run=one&run=two", "/models", "/new?like=one"):
+        assert page.get(path).status in (200, 400), path
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "../runs", "a\\b", "\0", ".hidden", "link", "nothing", "a" * 300,

@@ -82,11 +82,13 @@ def _site(more: Sequence[Path]) -> Site:
     from powertrain.web.site import Site
 
     places = Places(Path.cwd(), tuple(more))
+    for folder in (places.runs, places.studies, places.exports, places.uploads, places.jobs):
+        places.inside(str(folder))           # a link to elsewhere needs --allow
     cache = cache_folder() / "page"
     environment = dict(os.environ)
     return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)),
-                Index(cache / "index-2.sqlite"), Asking(places.root, environment), Talks(places.root, environment),
-                MOST_UPLOAD_BYTES, bool(get_token()), assets=read_assets())
+                Index(cache / "index-2.sqlite", places.opened), Asking(places.root, environment),
+                Talks(places.root, environment), MOST_UPLOAD_BYTES, bool(get_token()), assets=read_assets())
 
 
 def page(folder: Annotated[Path, typer.Argument(help="Folder of a run or a study.")], as_json: Json = False) -> None:

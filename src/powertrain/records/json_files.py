@@ -9,9 +9,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from powertrain.records.errors import WrongUse
 
@@ -19,17 +19,24 @@ MOST_BYTES = 200 * 10**6     # of a file that is read: its objects take several 
 ABANDONED_AFTER_S = 86_400.0 # until then another process may be writing it
 
 
-def read_json(path: Path, cure: str = "it was cut off or changed by hand: restore a copy of it", having: str = ""
-              ) -> dict[str, Any]:
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises WrongUse for a pipe, a socket or a device, and OSError."""
+    refuse_special(path)
+    return open(path, "rb")
+
+
+def read_json(path: Path, cure: str = "it was cut off or changed by hand: restore a copy of it", having: str = "",
+              open_file: Callable[[Path], BinaryIO] = open_regular) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises WrongUse, with the cure, for a file that cannot be read, or holds no object, or one without the field `having`.
     """
     try:
-        refuse_special(path)
-        if (size_bytes := path.stat().st_size) > MOST_BYTES:
-            raise WrongUse(f"{path} has {size_bytes:,} bytes, and a JSON file that is read has at most {MOST_BYTES:,}; {cure}")
-        value = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            if (size_bytes := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+                raise WrongUse(f"{path} has {size_bytes:,} bytes, and a JSON file that is read has at most {MOST_BYTES:,}; "
+                               f"{cure}")
+            value = json.loads(file.read())
     except OSError as error:
         raise WrongUse(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

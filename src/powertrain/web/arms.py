@@ -13,10 +13,9 @@ from typing import Any
 
 from powertrain.recipe import flat, resolve_words
 from powertrain.records import WrongUse
-from powertrain.records.json_files import read_json
 from powertrain.report.comparing import SAME_DATA, SAME_MACHINE, SAME_MODEL
 from powertrain.report.run_page import RunFiles
-from powertrain.web.places import children
+from powertrain.web.places import Places, children
 
 MOST_STUDIES = 5             # that are shown, the newest
 OPTIMIZER = ("optimizer", "objective.")      # keys that decide a step's work, and are no facts
@@ -30,25 +29,25 @@ class Evidence:
     says: tuple[str, ...]                    # of each two of them that the study compares
 
 
-def evidence_of(studies: Path, files: Mapping[str, RunFiles]) -> list[Evidence]:
+def evidence_of(places: Places, files: Mapping[str, RunFiles]) -> list[Evidence]:
     """Return what studies say of these runs, the newest first."""
     found = list[Evidence]()
-    for folder in reversed(list(children(studies, ("evidence.json",)))):
+    for folder in reversed(list(children(places.studies, ("evidence.json",)))):
         with suppress(*DAMAGED):             # the list of studies says what is wrong
-            arms = _arms(folder, files)
+            arms = _arms(places, folder, files)
             if arms and len(found) < MOST_STUDIES:
-                found.append(Evidence(folder.name, arms, tuple(_says(read_json(folder / "evidence.json"), arms))))
+                found.append(Evidence(folder.name, arms, tuple(_says(places.json(folder / "evidence.json"), arms))))
     return found
 
 
-def _arms(folder: Path, files: Mapping[str, RunFiles]) -> dict[str, str]:
+def _arms(places: Places, folder: Path, files: Mapping[str, RunFiles]) -> dict[str, str]:
     """Return which of the runs are arms of a study, by the study's own files."""
-    work = _work(read_json(folder / "facts.json"))
+    work = _work(places.json(folder / "facts.json"))
     alike = {name: run for name, run in files.items() if _is_work(run.facts, work)}
     if not alike:
         return {}
-    plans = {arm: _techniques(plan) for arm, plan in read_json(folder / "plans.json").items()}
-    words = {arm["name"]: arm["words"] for arm in read_json(folder / "evidence.json")["arms"]}
+    plans = {arm: _techniques(plan) for arm, plan in places.json(folder / "plans.json").items()}
+    words = {arm["name"]: arm["words"] for arm in places.json(folder / "evidence.json")["arms"]}
     found = {}
     for name, run in alike.items():
         arms = (arm for arm, plan in plans.items() if plan == _techniques(run.plan) and _has_optimizer_of(run, words[arm]))

@@ -12,7 +12,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from powertrain.records import WrongUse
-from powertrain.records.json_files import read_json
 from powertrain.run.folder import RunFolder, recipe_of
 from powertrain.web.chatting import Model
 from powertrain.web.places import NotThere, Places, children
@@ -37,17 +36,17 @@ def model_of(places: Places, name: str) -> Model:
         path = places.inside(name)
         if not name or not path.is_dir():
             raise NotThere(f"there is no folder {name[:100]!r}; name a run or a model's folder")
-    weights = [file.stat() for file in _weights(path)]
+    weights = [file.stat() for file in _weights(places, path)]
     return Model(places.command(path), sum(one.st_size for one in weights),
                  max((one.st_mtime_ns for one in weights), default=0))
 
 
-def _weights(path: Path) -> list[Path]:
+def _weights(places: Places, path: Path) -> list[Path]:
     """Return the files of a model's weights, and of the model that its adapter is for."""
     folder = path / "model" if (path / "model").is_dir() else path
     files = list(folder.glob("*.safetensors"))
     try:
-        base = Path(str(read_json(folder / "adapter_config.json")["base_model_name_or_path"]))
+        base = Path(str(places.json(folder / "adapter_config.json")["base_model_name_or_path"]))
     except (WrongUse, OSError, KeyError):                # it has no adapter
         return files
     return [*files, *base.glob("*.safetensors")]
@@ -59,7 +58,7 @@ def base_of(places: Places, model: str) -> str:
         return ""
     folder = RunFolder(places.run(model.removeprefix("runs/")))
     try:
-        base = Path(str(read_json(folder.facts).get("model", {}).get("path") or ""))
+        base = Path(str(places.json(folder.facts).get("model", {}).get("path") or ""))
         if base.name == "model" and base.parent.parent == places.runs:
             base = base.parent
         return model_of(places, places.shown(base)).name.removeprefix("./") if base.name else ""

@@ -26,7 +26,7 @@ from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, write_json
 from powertrain.records.locks import got_lock
 from powertrain.records.redaction import redacted
-from powertrain.web.places import NotThere
+from powertrain.web.places import NotThere, opened
 
 PROGRAM = (sys.executable, "-m", "powertrain")
 COLUMNS = "110"              # of the terminal that a command believes to write to
@@ -97,7 +97,7 @@ class Jobs:
         found = []
         for path in sorted(self.folder.glob("*.json")):
             with contextlib.suppress(WrongUse, ValueError, TypeError, LookupError, OSError):     # a damaged file is no job
-                values = read_json(path)
+                values = read_json(path, open_file=opened)
                 found.append(Job(**{**values, "id": path.stem, "words": tuple(values["words"])}))
         return found
 
@@ -124,7 +124,7 @@ class Jobs:
     def output(self, job: Job, most_bytes: int = 200_000) -> str:
         """Return the end of what a job has printed."""
         try:
-            with open(self.folder / f"{job.id}.out", "rb") as file:
+            with opened(self.folder / f"{job.id}.out") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - most_bytes))
                 return redacted(file.read().decode(errors="replace"))

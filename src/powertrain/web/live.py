@@ -10,20 +10,20 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from powertrain.records import several
+from powertrain.records import WrongUse, several
 from powertrain.records.event_log import from_line
 from powertrain.records.events import End, Evaluated, Event, Memory, Phase, Sample, Saved
 from powertrain.records.timeline import last_of
 from powertrain.report.result import printable, said
 from powertrain.report.words import count, duration, memory
 from powertrain.run.folder import RunFolder
-from powertrain.web.places import opened
 from powertrain.web.series import STEP, Index, Series
 from powertrain.web.site import Streams
 
@@ -107,7 +107,7 @@ async def _messages(run: Path, index: Index, streams: Streams, begin: int,
     while True:
         series, state = await run_in_threadpool(_look, index, run, folder)
         first = before is None
-        fresh = await run_in_threadpool(_since, run, begin, series) if first else _new(before, series)
+        fresh = await run_in_threadpool(_since, run, begin, series, index.open_log) if first else _new(before, series)
         now, shown = time.monotonic(), numbers(series, folder, state)
         happened = not first and (any(isinstance(event, SHOWN) for event in fresh) or shown["state"] != told.get("state"))
         due = not first and before is not None and len(series.steps) > len(before.steps) and \
@@ -139,13 +139,13 @@ def _new(before: Series | None, series: Series) -> tuple[Event, ...]:
     return series.others[same:]
 
 
-def _since(run: Path, begin: int, series: Series) -> tuple[Event, ...]:
+def _since(run: Path, begin: int, series: Series, open_log: Callable[[Path], BinaryIO]) -> tuple[Event, ...]:
     """Return the events that lie behind a place of the log; the page itself has shown those before it."""
     try:
-        with opened(run / "events.jsonl") as log:
+        with open_log(run / "events.jsonl") as log:
             log.seek(begin)
             lines = log.read(max(0, series.end - begin)).split(b"\n")       # what came since is in the next message
-    except OSError:
+    except (OSError, WrongUse):
         return ()
     found = list[Event]()
     for line in lines:

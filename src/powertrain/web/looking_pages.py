@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from powertrain.records import Facts, WrongUse
-from powertrain.records.json_files import read_json
 from powertrain.report import plan as plan_report
 from powertrain.report.chart import Axis, Plot, Stack
 from powertrain.report.page import Block, Figure, Table
@@ -120,7 +119,7 @@ def studies(request: Request) -> Response:
     found = []
     for folder in reversed(list(children(site.places.studies, ("evidence.json",)))):
         try:
-            evidence = read_json(site.places.study(folder.name) / "evidence.json")
+            evidence = site.places.json(site.places.study(folder.name) / "evidence.json")
             found.append((folder.name, str(evidence.get("kind", "")), str(evidence.get("what", ""))))
         except (WrongUse, OSError) as error:
             found.append((folder.name, "damaged", str(error)))

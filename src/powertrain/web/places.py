@@ -1,14 +1,17 @@
 """Which files the page may read: those below named folders, by their real path, and nothing through a link."""
 
 import contextlib
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json
 
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f.][^/\\\x00-\x1f\x7f]{0,199}")         # of a run or a study: one folder's own name
 
@@ -75,6 +78,22 @@ class Places:
                            f"with `powertrain ui --allow {real.parent}`, or copy the file here")
         return real
 
+    def opened(self, path: Path) -> BinaryIO:
+        """Open a file of the named folders for reading. Raises WrongUse, or OSError.
+
+        What became a link after its real path was looked at is not followed: the file that is open is asked where it lies.
+        """
+        file = opened(real := self.inside(str(path)))
+        with contextlib.suppress(OSError):               # a system without /proc
+            if os.readlink(f"/proc/self/fd/{file.fileno()}") != str(real):
+                file.close()
+                raise WrongUse(f"{self.shown(path)} was put somewhere else just now; try again")
+        return file
+
+    def json(self, path: Path) -> dict[str, Any]:
+        """Return the object in a JSON file of the named folders. Raises WrongUse."""
+        return read_json(path, open_file=self.opened)
+
     def shown(self, path: Path) -> str:
         """Return a path as commands that run in `root` take it."""
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
@@ -106,5 +125,9 @@ def children(folder: Path, having: Sequence[str] = ()) -> Iterator[Path]:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file for reading, but not through a link at its end. Raises OSError."""
-    return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)), "rb")
+    """Open a file for reading, but not through a link at its end. Raises OSError, for a pipe or a device too."""
+    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return os.fdopen(descriptor, "rb")

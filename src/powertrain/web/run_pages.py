@@ -20,7 +20,6 @@ from starlette.routing import Route
 from powertrain.records import WrongUse, timeline
 from powertrain.records.checkpoints import checkpoints_in
 from powertrain.records.events import End, RunWarning, Sample, Uploaded, UploadFailed
-from powertrain.records.json_files import read_json
 from powertrain.records.timeline import last_of
 from powertrain.report.formats import html_blocks
 from powertrain.report.page import Block, Figure, Table
@@ -31,6 +30,7 @@ from powertrain.report.words import memory, with_settings
 from powertrain.run.folder import RunFolder, check_step, is_being_written, trainer_here
 from powertrain.web import live
 from powertrain.web.curves import SMOOTHED, View, X, asked_place, charts, values_at, xs_of
+from powertrain.web.places import Places
 from powertrain.web.series import Series
 from powertrain.web.site import Diagnosed, fields, show_report, shown, site_of
 
@@ -54,11 +54,12 @@ def show(request: Request) -> Response:
     page = shown(
         request, "run.html", title=name, name=name, state=state, series=series, view=view, views=_choices(view),
         moves=view.moved(float(xs[0]), float(xs[-1])) if len(xs) else {}, numbers=live.numbers(series, folder, state),
-        charts=_drawn(series, view), memory=_memory(series, folder),
+        charts=_drawn(series, view), memory=_memory(site.places, series, folder),
         failure=printable(ended.message) if ended and ended.reason == "failed" else "",
         warnings=[printable(one.sentence) for one in series.others if isinstance(one, RunWarning)][-MOST_WARNINGS:],
         samples=[(one.step, printable(one.text)) for one in series.others if isinstance(one, Sample)][-MOST_SAMPLES:][::-1],
-        checkpoints=_checkpoints(folder, series), plan=_plan(folder), log=live.lines_of(series.others)[-MOST_LINES:],
+        checkpoints=_checkpoints(folder, series), plan=_plan(site.places, folder),
+        log=live.lines_of(series.others)[-MOST_LINES:],
         resume=_resume(folder, state, series), job=site.jobs.of_run(f"runs/{name}"), has_model=folder.model.is_dir())
     site.streams.drawing_s = time.monotonic() - began
     return page
@@ -109,21 +110,21 @@ def _drawn(series: Series, view: View) -> list[Drawn]:
     return views[view]
 
 
-def _memory(series: Series, folder: RunFolder) -> list[Block]:
+def _memory(places: Places, series: Series, folder: RunFolder) -> list[Block]:
     history = timeline.read(series.others)
-    plan = _json(folder.plan)
+    plan = _json(places, folder.plan)
     return [memory_by_component(history, timeline.estimate_of(history, plan), history.start.device)]
 
 
-def _json(path: Path) -> Mapping[str, Any]:
+def _json(places: Places, path: Path) -> Mapping[str, Any]:
     try:
-        return read_json(path)
+        return places.json(path)
     except (WrongUse, OSError):
         return {}
 
 
-def _plan(folder: RunFolder) -> Table | None:
-    plan = _json(folder.plan)
+def _plan(places: Places, folder: RunFolder) -> Table | None:
+    plan = _json(places, folder.plan)
     try:
         rows = [("on", with_settings(step["technique"], step["settings"]),
                  f"{step['because']} [{claim(effect(step['claim']))}]")

@@ -13,7 +13,6 @@ from starlette.routing import Route
 
 from powertrain.records import WrongUse, timeline
 from powertrain.records.events import End, Evaluated
-from powertrain.records.json_files import read_json
 from powertrain.records.origins import Stored
 from powertrain.records.timeline import last_of
 from powertrain.report.comparing import ABSENT, RECENT_STEPS, UNPINNED, UNTRAINED, can_be_compared, changed_keys
@@ -23,7 +22,7 @@ from powertrain.report.words import count, duration, memory, with_settings
 from powertrain.run.folder import RunFolder, stored_recipe
 from powertrain.web.arms import evidence_of
 from powertrain.web.curves import SMOOTHED, View, X, asked_place, over_each_other, values_at, xs_of
-from powertrain.web.places import children
+from powertrain.web.places import Places, children
 from powertrain.web.series import Listed, Series
 from powertrain.web.site import Site, shown, site_of
 
@@ -100,7 +99,7 @@ def compared(request: Request) -> Response:
     files, problems = dict[str, RunFiles](), [f"{name}: {one.damaged}" for name, one in written.items() if one.damaged]
     for name, path in paths.items():
         try:
-            files[name] = _files(path)
+            files[name] = _files(site.places, path)
         except (WrongUse, OSError) as error:
             problems.append(f"{name}: its settings cannot be read: {error}")
     ends = [float(xs_of(one, view.x)[-1]) for one in written.values() if len(one.steps)]
@@ -111,7 +110,7 @@ def compared(request: Request) -> Response:
         views=_choices(view), moves=view.moved(0.0, max(ends)) if ends else {},
         settings=_differing("setting", {name: _settings(one.recipe) for name, one in files.items()}, _absent),
         techniques=_differing("technique", {name: _techniques(one.plan) for name, one in files.items()}, lambda _: "off"),
-        says=list(_comparable(files)), evidence=evidence_of(site.places.studies, files),
+        says=list(_comparable(files)), evidence=evidence_of(site.places, files),
         charts=over_each_other(written, view) if names else [],
         results=Table(("", *names), tuple(_results({name: (written[name], paths[name]) for name in names}))) if names else None)
 
@@ -130,10 +129,10 @@ def _choices(view: View) -> list[tuple[str, list[tuple[str, str, bool]]]]:
             ("Smoothing", [(name, view.query(smooth=name), name == view.smooth) for name in SMOOTHED])]
 
 
-def _files(path: Path) -> RunFiles:
+def _files(places: Places, path: Path) -> RunFiles:
     """Return recipe, facts and plan of a run, without its events. Raises WrongUse."""
     folder = RunFolder(path)
-    facts, plan = (read_json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
+    facts, plan = (places.json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
     return RunFiles(path.name, stored_recipe(folder), facts, plan, timeline.read(()))
 
 

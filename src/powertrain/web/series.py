@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,8 +94,8 @@ class Listed(RunSummary):
 class Index:
     """The runs of one page. Any thread may ask."""
 
-    def __init__(self, file: Path):
-        self.file = file
+    def __init__(self, file: Path, open_log: Callable[[Path], BinaryIO] = opened):
+        self.file, self.open_log = file, open_log
         self._lock = threading.RLock()
         self._kept: dict[str, _Kept] = {}
         self._connection: sqlite3.Connection | None = None           # to open it takes as long as a short run
@@ -115,8 +115,8 @@ class Index:
 
     def _series(self, run: Path) -> Series:
         try:
-            log = opened(run / "events.jsonl")
-        except OSError:
+            log = self.open_log(run / "events.jsonl")
+        except (OSError, WrongUse):
             return NOTHING
         with log:
             key, status = str(run), os.fstat(log.fileno())
