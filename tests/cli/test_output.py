@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import re
 import sys
@@ -15,7 +16,7 @@ from typer.main import get_command
 
 import powertrain
 from powertrain.cli import app, main
-from powertrain.cli.output import explain
+from powertrain.cli.output import explain, print_json
 from powertrain.cli.streams import FAILED
 
 SOURCE = Path(powertrain.__file__).parent
@@ -33,6 +34,19 @@ def test_a_character_that_the_terminal_does_not_have_is_no_failure(tmp_path: Pat
     sys.stdout.flush()
     assert ended.value.code == 0
     assert b"?/b" in written.getvalue()
+
+
+def test_an_interrupt_leaves_no_line_without_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(io.StringIO):
+        def write(self, text: str) -> int:
+            if self.getvalue():
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", written := Interrupted())
+    with contextlib.suppress(KeyboardInterrupt):
+        print_json({"event": "piece"})
+    assert written.getvalue() == '{"event": "piece"}\n'
 
 
 @pytest.mark.parametrize("error", [

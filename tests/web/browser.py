@@ -38,22 +38,23 @@ def chromium() -> Iterator[Browser]:
 class Served:
     """`powertrain ui` in a process of its own. It may be killed and started again at the same address."""
 
-    def __init__(self, folder: Path, cache: Path):
-        self.folder, self.cache, self.port = folder, cache, _free_port()
+    def __init__(self, folder: Path, cache: Path, *words: str, at: str = "http://127.0.0.1"):
+        self.folder, self.cache, self.port, self.words, self.at = folder, cache, _free_port(), words, at
         self.process: subprocess.Popen[str] | None = None
         self.start()
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.at}:{self.port}"
 
     def start(self) -> None:
         log = self.folder.parent / f"{self.folder.name}.log"
         self.log = open(log, "a+", encoding="utf-8")  # noqa: SIM115
         begin = self.log.seek(0, os.SEEK_END)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "powertrain", "ui", "--port", str(self.port)], cwd=self.folder, text=True, stdout=self.log,
-            stderr=subprocess.STDOUT, env={**os.environ, "POWERTRAIN_CACHE": str(self.cache), "OMP_NUM_THREADS": "1"})
+            [sys.executable, "-m", "powertrain", "ui", "--port", str(self.port), *self.words], cwd=self.folder, text=True,
+            stdout=self.log, stderr=subprocess.STDOUT, env={
+                **os.environ, "POWERTRAIN_CACHE": str(self.cache), "OMP_NUM_THREADS": "1"})
 
         def found() -> str | None:
             self.log.seek(begin)

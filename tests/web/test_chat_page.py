@@ -41,10 +41,12 @@ for line in sys.stdin:
         sys.exit(9)
     if told["message"] == "hang":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if told["message"] == "deaf":            # to the first interrupt
+        signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.default_int_handler))
     said.append(told["message"])
     try:
-        for number in range(100_000 if told["message"] in ("long", "hang") else 2):
-            print(json.dumps({"event": "piece", "text": f"{len(said)}"}), flush=True)
+        for number in range(100_000 if told["message"] in ("long", "hang", "deaf") else 2):
+            print(json.dumps({"event": "piece", "text": f"{len(said)}"}) + "\\n", end="", flush=True)
             time.sleep(0.01)
     except KeyboardInterrupt:
         pass
@@ -118,16 +120,28 @@ def test_a_second_message_waits_for_no_answer(talks: Talks, root: Path) -> None:
     together(talks, do)
 
 
+@pytest.mark.parametrize("message", ["long", "deaf"])
 def test_a_stopped_answer_ends_and_the_conversation_goes_on(
-        talks: Talks, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chatting, "STOP_S", 120.0)       # beside other tests
+        talks: Talks, root: Path, monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+    monkeypatch.setattr(chatting, "AGAIN_S", 0.5)
 
     async def do() -> None:
-        answer = talks.ask(ONE, {"message": "long"}, "a", 0)
+        answer = talks.ask(ONE, {"message": message}, "a", 0)
         await anext(answer)
         await answer.aclose()
-        assert (await said(talks, ONE, "and now?", turn=1))[-1]["prompt"] == "long|and now?"
+        assert (await said(talks, ONE, "and now?", turn=1))[-1]["prompt"] == f"{message}|and now?"
         assert started(root) == 1
+
+    together(talks, do)
+
+
+def test_nobody_hears_of_the_messages_of_another_visit(talks: Talks) -> None:
+    async def do() -> None:
+        await said(talks, ONE, "a secret", "a")
+        answer = talks.ask(ONE, {"message": "long"}, "b", 1)
+        assert await anext(answer) == {"event": "forgotten"}
+        await answer.aclose()                # the browser has gone
+        assert (await said(talks, ONE, "and now?", "b", 2))[-1]["prompt"] == "long|and now?"
 
     together(talks, do)
 

@@ -14,6 +14,7 @@ from powertrain.records import WrongUse
 from powertrain.web.jobs import Job, Jobs
 from powertrain.web.jobs_pages import outcome, tone
 from powertrain.web.places import NotThere
+from powertrain.web.sessions import Sessions
 
 # stands for `powertrain`: says that it has begun, ends well at SIGTERM with 75, and else when a file `go` is there
 PROGRAM = """
@@ -31,8 +32,8 @@ WAIT_S = 20.0
 def open_jobs(root, ending):
     opened = []
 
-    def open_them(folder=None):
-        opened.append(Jobs(folder or root / "jobs", root, dict(os.environ), (sys.executable, "-c", PROGRAM)))
+    def open_them(folder=None, sign=lambda text: ""):
+        opened.append(Jobs(folder or root / "jobs", root, dict(os.environ), (sys.executable, "-c", PROGRAM), sign))
         return opened[-1]
 
     yield open_them
@@ -151,6 +152,32 @@ def test_a_damaged_file_loses_that_job_only(open_jobs, root):
     (root / "jobs" / "broken.json").write_text('{"id": ')
     (root / "jobs" / "strange.json").write_text('{"id": "strange", "colour": 1}')
     assert [found.id for found in open_jobs().all()] == [job.id]
+
+
+def test_a_job_that_came_with_the_folder_is_not_started(open_jobs, root, tmp_path):
+    ours, others = (Sessions(tmp_path / name, str(root)).sign for name in ("ours", "others"))
+    jobs = open_jobs(sign=others)
+    first, second = (jobs.ask(name, ["train", name]) for name in "ab")           # the second one waits
+    wait_for(jobs, first, "running", "began")
+    jobs.stop(first.id, now=True)
+    jobs.close()
+    jobs._children[first.id].wait(WAIT_S)
+    here = open_jobs(sign=ours)
+    here.look()
+    assert here.get(second.id).state == "ended"
+    assert here.output(second) == ""
+    here.close()
+    (root / "jobs" / f"{second.id}.json").write_text(json.dumps({"id": second.id, "title": "b", "words": ["train", "b"]}))
+    assert open_jobs(sign=ours).get(second.id).state == "ended"
+
+
+def test_only_so_many_jobs_wait(open_jobs, root, monkeypatch):
+    monkeypatch.setattr("powertrain.web.jobs.MOST_WAITING", 2)
+    jobs = open_jobs()
+    for name in "abc":
+        jobs.ask(name, ["train", name])      # one runs, two wait
+    with pytest.raises(WrongUse, match="2 jobs wait already"):
+        jobs.ask("d", ["train", "d"])
 
 
 def test_no_secret_of_the_output_is_shown(open_jobs, root):

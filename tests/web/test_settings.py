@@ -11,7 +11,7 @@ from runs_written import write_run
 from powertrain.recipe import Recipe, flat
 from powertrain.records import WrongUse
 from powertrain.web import new_run_pages
-from powertrain.web.places import NotThere, Places
+from powertrain.web.places import NotThere, Places, opened
 from powertrain.web.settings import asked
 
 
@@ -128,7 +128,7 @@ def calls(monkeypatch):
 def test_nothing_but_hub_ids_is_fetched(page, calls, address):
     (page.site.places.root / "text.txt").write_text("some words. " * 500)
     base = {"data.source": "text.txt", "max_steps": "2"}
-    for key in ("data.source", "model.path", *(ADDRESSED if "://" in address else ())):        # else it is a path that is not there
+    for key in ("data.source", "model.path", *(ADDRESSED if "://" in address else ())):        # else a path that is not there
         change = {key: address} if key in ("data.source", "model.path") else {
             "model.path": "org/model", "more": f"{key}={json.dumps(address)}"}
         assert "data-refused" in page.post("/plan", base | change).text, key
@@ -169,6 +169,9 @@ def test_a_link_that_comes_between_looking_and_opening_is_not_followed(places, t
     monkeypatch.setattr(Places, "inside", swapped)
     with pytest.raises(WrongUse):
         places.json(folder / "facts.json")
+    (tmp_path / "link").symlink_to(outside / "facts.json")
+    with pytest.raises(OSError, match="link"):           # what has no named folder
+        opened(tmp_path / "link")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")

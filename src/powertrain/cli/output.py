@@ -38,7 +38,8 @@ def worst(findings: Iterable[Finding]) -> Severity:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    print(redacted(json.dumps(value, ensure_ascii=False)), flush=True)
+    # in one piece: print writes the end of a line by itself, and an interrupt between the two would glue two lines together
+    print(redacted(json.dumps(value, ensure_ascii=False)) + "\n", end="", flush=True)
 
 
 def print_event(event: Event) -> None:

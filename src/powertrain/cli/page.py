@@ -63,7 +63,7 @@ def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None,
     print_link()
     server = uvicorn.Server(uvicorn.Config(
         app, log_level="warning", server_header=False, limit_concurrency=100, timeout_graceful_shutdown=1, lifespan="on",
-        http="h11", ws="none", ssl_certfile=certificate, ssl_keyfile=None if key is None else str(key)))
+        http="h11", ws="none", proxy_headers=False, ssl_certfile=certificate, ssl_keyfile=None if key is None else str(key)))
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(site.jobs):
         server.run(sockets=[listener])
     say("the page has ended; what it started goes on, and `powertrain ui` finds it again")
@@ -86,7 +86,8 @@ def _site(more: Sequence[Path]) -> Site:
         places.inside(str(folder))           # a link to elsewhere needs --allow
     cache = cache_folder() / "page"
     environment = dict(os.environ)
-    return Site(places, cache, Jobs(places.jobs, places.root, environment), Sessions(cache, str(places.root)),
+    sessions = Sessions(cache, str(places.root))
+    return Site(places, cache, Jobs(places.jobs, places.root, environment, sign=sessions.sign), sessions,
                 Index(cache / "index-2.sqlite", places.opened), Asking(places.root, environment),
                 Talks(places.root, environment), MOST_UPLOAD_BYTES, bool(get_token()), assets=read_assets())
 

@@ -24,6 +24,7 @@ PROGRAM = (sys.executable, "-m", "powertrain")
 MOST_WARM = 2                # models: a tuned one and its base
 IDLE_S = 300.0
 STOP_S = 10.0                # that a process has to stop an answer
+AGAIN_S = 2.0                # after which the interrupt is sent again: Python loses one that comes within a destructor
 GROWS = 2.2                  # times the bytes of a model's files: 16-bit weights are computed with in 32 bits
 MOST_LINE_BYTES = 1 << 20
 ENDED = {"event": "error", "message": "the model's process has ended, as it does where memory runs out; `powertrain chat` in a "
@@ -71,14 +72,20 @@ class Talk:
 
     async def stop(self) -> None:
         """Let the process give up its answer, or end the process where it does not."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGINT)
-        try:
-            async with asyncio.timeout(STOP_S):
-                async for _ in self.answer():
-                    pass
-        except (TimeoutError, ValueError):
-            await self.end()
+        until = time.monotonic() + STOP_S
+        while time.monotonic() < until:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGINT)
+            try:
+                async with asyncio.timeout(min(AGAIN_S, STOP_S)):
+                    async for _ in self.answer():
+                        pass
+                return
+            except TimeoutError:
+                continue
+            except ValueError:
+                break
+        await self.end()
 
     async def end(self) -> None:
         if self.process.returncode is None:
@@ -108,9 +115,9 @@ class Talks:
         try:
             is_new = talk.conversation != conversation
             talk.conversation = conversation
+            await talk.say({**message, "reset": is_new})         # before anything is told: whoever asked may be gone then
             if is_new and turn:
                 yield {"event": "forgotten"}
-            await talk.say({**message, "reset": is_new})
             async for line in talk.answer():
                 is_whole = line.get("event") in ("answer", "error")
                 yield line

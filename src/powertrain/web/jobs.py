@@ -8,6 +8,8 @@ the device's business: of those that use it, one runs at a time and the others w
 
 import contextlib
 import datetime
+import hmac
+import json
 import os
 import secrets
 import signal
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,7 @@ class Job:
     pid: int = 0
     process_began: float = 0.0               # as the system says, with the number of the process its name
     code: int | None = None                  # None: it has not ended, or ended while no page looked
+    mark: str = ""                           # that a page of this user has asked for it, and not whoever wrote the folder
 
     @property
     def is_heavy(self) -> bool:
@@ -70,8 +73,9 @@ class Job:
 class Jobs:
     """The jobs of a folder. One server at a time looks after them."""
 
-    def __init__(self, folder: Path, root: Path, environment: Mapping[str, str], program: Sequence[str] = PROGRAM):
-        self.folder, self.root, self.environment, self.program = folder, root, environment, program
+    def __init__(self, folder: Path, root: Path, environment: Mapping[str, str], program: Sequence[str] = PROGRAM,
+                 sign: Callable[[str], str] = lambda text: ""):
+        self.folder, self.root, self.environment, self.program, self._sign = folder, root, environment, program, sign
         folder.mkdir(parents=True, exist_ok=True)
         self._alone = open(folder / ".lock", "a+", encoding="utf-8")     # noqa: SIM115  # held as long as the server lives
         if got_lock(self._alone) is False:
@@ -98,8 +102,13 @@ class Jobs:
         for path in sorted(self.folder.glob("*.json")):
             with contextlib.suppress(WrongUse, ValueError, TypeError, LookupError, OSError):     # a damaged file is no job
                 values = read_json(path, open_file=opened)
-                found.append(Job(**{**values, "id": path.stem, "words": tuple(values["words"])}))
+                job = Job(**{**values, "id": path.stem, "words": tuple(values["words"])})
+                is_ours = hmac.compare_digest(job.mark.encode(), self._mark(job.id, job.words).encode())
+                found.append(job if is_ours or job.state != "waiting" else replace(job, state="ended"))
         return found
+
+    def _mark(self, job_id: str, words: Sequence[str]) -> str:
+        return self._sign(json.dumps(["job", job_id, *words]))
 
     # -------------------------------------------------------------------------------------------- looking
 
@@ -142,8 +151,8 @@ class Jobs:
             if sum(job.state == "waiting" for job in self._jobs.values()) >= MOST_WAITING:
                 raise WrongUse(f"{MOST_WAITING} jobs wait already; take some out of the queue first")
             now = time.time()
-            job = Job(f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}", title, tuple(words), run,
-                      order=now, asked=now)
+            job_id = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+            job = Job(job_id, title, tuple(words), run, order=now, asked=now, mark=self._mark(job_id, words))
             self._keep(job)
             self._forget_old()
             self.look()

@@ -25,15 +25,16 @@ class Sessions:
             return None
         self.token = secrets.token_urlsafe(16)
         until = str(int(time.time()) + KEPT_S)
-        return f"{until}.{self._sign(until)}"
+        return f"{until}.{self.sign(until)}"
 
     def is_good(self, cookie: str) -> bool:
         until, _, signature = cookie.partition(".")
-        return hmac.compare_digest(signature.encode(), self._sign(until).encode()) and until.isdecimal() \
+        return hmac.compare_digest(signature.encode(), self.sign(until).encode()) and until.isdecimal() \
             and time.time() < int(until)
 
-    def _sign(self, until: str) -> str:
-        return hmac.new(self._secret, f"{until} {self.scope}".encode(), hashlib.sha256).hexdigest()
+    def sign(self, text: str) -> str:
+        """Return what only somebody who has the secret can write of a text."""
+        return hmac.new(self._secret, f"{text} {self.scope}".encode(), hashlib.sha256).hexdigest()
 
 
 def _secret(path: Path) -> bytes:

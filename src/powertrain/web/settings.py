@@ -148,8 +148,8 @@ def check(recipe: Recipe, places: Places, *, own: bool = False) -> None:
 
 def _check_path(path: str, places: Places) -> None:
     if "://" in path:
-        raise WrongUse(f"{path[:80]} is an address, and the page fetches from the hub alone; download it, and name the file or a "
-                       "hub id such as Qwen/Qwen2.5-0.5B")
+        raise WrongUse(f"{path[:80]} is an address, and the page fetches from the hub alone; download it, and name the file or "
+                       "a hub id such as Qwen/Qwen2.5-0.5B")
     plain = path[:found.start()].rpartition("/")[0] or "." if (found := WILD.search(path)) else path
     if is_on_hub(path, places):
         return
