@@ -102,7 +102,7 @@ def refuse(request: Request, error: Exception) -> Response:
     """Answer a request that the page understands and does not carry out, with the reason."""
     status = error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotThere) else 400
     problem = error.detail if isinstance(error, HTTPException) and error.detail != "Not Found" else \
-        "there is no such page" if isinstance(error, HTTPException) else str(error)
+        "There is no such page." if isinstance(error, HTTPException) else str(error)
     return _problem(request, status, problem)
 
 

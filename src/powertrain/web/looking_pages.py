@@ -178,14 +178,14 @@ async def measure(request: Request) -> Response:
 
 def system(request: Request) -> Response:
     site = site_of(request)
-    disks = [(name, str(path), f"{memory(disk.free)} of {memory(disk.total)}") for name, path in (
+    disks = [(name, str(path), f"{memory(disk.free)} free of {memory(disk.total)}") for name, path in (
         ("runs", site.places.root), ("caches", site.cache.parent)) if path.exists() and (disk := psutil.disk_usage(str(path)))]
     sizes = [(path.name, str(path), memory(_size(path))) for path in sorted(site.cache.parent.iterdir()) if path.is_dir()]
     limits = (("Address", f"{request.url.scheme}://{request.url.netloc}"), ("Folder", str(site.places.root)),
               *(("Folder besides", str(path)) for path in site.places.more),
               ("Largest upload", memory(site.most_upload_bytes)), ("Hub token", "set" if site.has_hub_token else "not set"))
     return shown(request, "system.html", title="System", limits=Table(("", ""), limits),
-                 disks=Table(("for", "folder", "free"), tuple(disks)),
+                 disks=Table(("for", "folder", "space"), tuple(disks)),
                  caches=Table(("cache", "folder", "size"), tuple(sizes)))
 
 

@@ -11,9 +11,9 @@ const one = (selector, within = document) => within.querySelector(selector);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 
 function say(problem) {
-  const place = one("#problem");
-  if (!place) return;
-  place.textContent = problem;
+  const place = one("#problem"), code = document.createElement("code");
+  place.replaceChildren(...problem.split(/`([^`]+)`/).map((part, number) =>         // commands between backticks
+    number % 2 ? Object.assign(code.cloneNode(), {textContent: part}) : part));
   place.hidden = !problem;
   if (problem) place.scrollIntoView({block: "nearest"});
 }
@@ -388,7 +388,7 @@ if ("enter" in document.body.dataset) {
   history.replaceState(null, "", "/enter");
   send("/enter", {token}).then((answer) => {
     if (answer.go) location.replace(answer.go);
-    else one("#problem").textContent = answer.problem;
+    else say(answer.problem);
   });
 }
 
