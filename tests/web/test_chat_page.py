@@ -135,17 +135,6 @@ def test_a_stopped_answer_ends_and_the_conversation_goes_on(
     together(talks, do)
 
 
-def test_nobody_hears_of_the_messages_of_another_visit(talks: Talks) -> None:
-    async def do() -> None:
-        await said(talks, ONE, "a secret", "a")
-        answer = talks.ask(ONE, {"message": "long"}, "b", 1)
-        assert await anext(answer) == {"event": "forgotten"}
-        await answer.aclose()                # the browser has gone
-        assert (await said(talks, ONE, "and now?", "b", 2))[-1]["prompt"] == "long|and now?"
-
-    together(talks, do)
-
-
 def test_a_process_that_does_not_stop_is_ended(talks: Talks, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chatting, "STOP_S", 0.3)
 

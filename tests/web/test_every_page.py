@@ -120,7 +120,7 @@ def test_scripts_that_others_wrote_do_not_run(browser: Browser, served: Served) 
     visitor, asked = Visitor(browser, served), []
     visitor.page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     page = visitor.go("/runs/plain")
-    assert EVIL in page.locator("#rest").text_content()
+    assert EVIL.replace("\u202e", "?") in page.locator("#rest").text_content()      # a mark that turns text around
     assert "\x1b" not in page.locator("#log").text_content()
     page = visitor.go("/audit")
     page.get_by_label("Or its text").fill(f"from transformers import Trainer  # {EVIL}\nx = '''{EVIL}'''\n")
