@@ -30,18 +30,6 @@ LONG = [word.replace("max_steps=12", "max_steps=20") for word in QUICK]       # 
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tiny_llama(tmp_path / "base")
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> Path:
-    return rows_file(tmp_path / "pairs.jsonl", [
-        {"prompt": f"what is {i}" + "?" * (i % 5), "chosen": f" it is {i * i}", "rejected": f" no idea, {i}"}
-        for i in range(60)])
-
-
-@pytest.fixture
 def rated(tmp_path: Path) -> Path:
     return rows_file(tmp_path / "rated.jsonl", [
         {"prompt": f"what is {i}", "completion": f" it is {i * i}" if i % 2 else " no idea", "label": bool(i % 2)}

@@ -22,18 +22,6 @@ QUICK = ["objective=reward", "train_batch_size=6", "max_steps=8", "save_steps=2"
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")      # peft asks it
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tiny_llama(tmp_path / "base")
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> Path:
-    return rows_file(tmp_path / "pairs.jsonl", [
-        {"prompt": f"what is {i}" + "?" * (i % 5), "chosen": f" it is {i * i}", "rejected": f" no idea, {i}"}
-        for i in range(60)])
-
-
 def steps_of(run: Path) -> list[Step]:
     return [event for event in read_events(run / "events.jsonl") if isinstance(event, Step)]
 

@@ -13,9 +13,9 @@ from typer.main import get_command
 WORDS = {"ignore_unknown_options": True}
 
 
-def group(about: str, commands: Mapping[str, Callable[..., int | None]], **settings: Any) -> typer.Typer:
+def group(about: str, commands: Mapping[str, Callable[..., int | None]]) -> typer.Typer:
     """Return commands as one: the name of each, and the function that carries it out and returns its exit code or None."""
-    found = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=about, **settings)
+    found = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=about)
     for name, command in commands.items():
         takes_words = "words" in inspect.signature(command).parameters
         found.command(name, context_settings=WORDS if takes_words else None)(command)

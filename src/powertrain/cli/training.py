@@ -102,7 +102,7 @@ def train(words: Words = None,
 
 
 def _print_phase(phase: Phase) -> None:
-    with contextlib.suppress(OutputGone):          # who reads no further ends no run
+    with contextlib.suppress(OutputGone):      # who reads no further ends no run
         screen.print_event(phase)
 
 
