@@ -196,13 +196,15 @@ def test_the_layer_sees_what_strace_sees(world: World, library: Path, tmp_path: 
     assert shutil.which("strace"), "the fault suite needs strace as its second opinion"
     told = tmp_path / "strace"
     folder = world.folder("traced")
-    strace = ("strace", "-f", "-qq", "-y", "-s0", "-e", f"trace={CHANGING}", "-o", str(told))
+    # a file per process: in one file, a call that another process interrupts is two lines, and its result is in the second
+    strace = ("strace", "-ff", "-qq", "-y", "-s0", "-e", f"trace={CHANGING}", "-o", str(told))
     with Commands(world.cache, library, strace) as one:
         log = folder / CALLS
         ended = one.run(RUN, folder, within_s=300, fault={"roots": [str(folder / "run")], "log": str(log)})
         assert ended.code == 0, ended.said[-2000:]
     logged = [done.kind for done in read_log(log)]
-    seen = [line for line in told.read_text().splitlines() if f"{folder}/run" in line or re.search(r'"run[/"]', line)]
+    lines = [line for path in tmp_path.glob("strace.*") for line in path.read_text().splitlines()]
+    seen = [line for line in lines if f"{folder}/run" in line or re.search(r'"run[/"]', line)]
     done = [line for line in seen if " = -1 " not in line and not re.search(r"/\.tmp\w{6}\"", line)]
     for kinds, names in (("w", "write"), ("s", "fsync"), ("r", "rename"), ("u", "unlink|rmdir"), ("t", "ftruncate")):
         by_strace = sum(bool(re.search(rf"\b({names})(at|at2|64|v)?\(", line)) for line in done)
