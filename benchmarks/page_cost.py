@@ -1,7 +1,9 @@
 """Case `page`: how long pages take to open, what the server holds, and what an open page costs a training.
 
 A training that uses all cores goes on the whole time. A browser on the same machine, which is the worst place for it, shows the
-run's page for a while and then an empty one, in turns: each pair of such windows gives one ratio of step times.
+run's page for a while and then an empty one, in turns: each pair of such windows gives one ratio of step times. What the page's
+server and the browser take of the processor is counted too, once the page stands: it varies less than the steps, which lose
+about a second for each second that others take of one core (see the study of saves).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from browser import Served, Visitor, chromium, wait_until
 from runs_written import write_run
 
 STEPS, RUNS = 100_000, 1_000
-PAIRS, WINDOW_S, SETTLE_S = 16, 15.0, 1.5
+PAIRS, WINDOW_S, SETTLE_S = 16, 12.0, 8.0
 OPENED = 5                                   # times, of which the median counts
 
 
@@ -94,25 +96,40 @@ def beside(browser: Any, folder: Path) -> dict[str, Any]:
         page.get_by_role("button", name="Start").click()
         log = wait_until(lambda: next(iter(folder.glob("runs/*/events.jsonl")), None), 600.0)
         wait_until(lambda: len(read_events(log)) > 30, 600.0)
-        server, windows = psutil.Process(served.process.pid), []
-        used = server.cpu_times()
+        windows, used = [], {True: [0.0, 0.0], False: [0.0, 0.0]}
         for number in range(2 * PAIRS):
             is_open = number % 4 in (0, 3)   # A B B A: what drifts evenly falls out
             visitor.page.goto(f"{served.address}/runs/{log.parent.name}" if is_open else "about:blank")
             time.sleep(SETTLE_S)
-            first = time.time()
+            first, before = time.time(), processor_s(served.process.pid)
             time.sleep(WINDOW_S)
             windows.append((is_open, first, time.time()))
-        spent = server.cpu_times()
+            for place, (began_s, ended_s) in enumerate(zip(before, processor_s(served.process.pid), strict=True)):
+                used[is_open][place] += ended_s - began_s
         steps = [event for event in read_events(log) if isinstance(event, Step)]
         medians = [(is_open, statistics.median(
             step.seconds for step in steps if first < step.time - step.seconds and step.time < last))
             for is_open, first, last in windows]
         ratios = [dict(pair)[True] / dict(pair)[False] for pair in zip(medians[::2], medians[1::2], strict=True)]
         visitor.context.close()
-        seconds = PAIRS * (WINDOW_S + SETTLE_S)
+        server, others = ((opened_s - closed_s) / (PAIRS * WINDOW_S)
+                          for opened_s, closed_s in zip(used[True], used[False], strict=True))
         return {"beside_a_page": plain(interval(ratios)), "ratios": ratios, "step_s": statistics.median(
             median for is_open, median in medians if not is_open),
-            "server_cpu_share": (spent.user + spent.system - used.user - used.system) / seconds}
+            "server_cpu_share": server, "browser_cpu_share": others}         # of one core
     finally:
         served.end()
+
+
+def processor_s(server: int) -> tuple[float, float]:
+    """Return what the page's server with its helpers, and the browser, have taken of the processor until now."""
+    here, browser = 0.0, 0.0
+    for process in psutil.process_iter(["pid", "name", "cmdline", "cpu_times"]):
+        words, times = process.info["cmdline"] or [], process.info["cpu_times"]
+        if times is None:
+            continue
+        if process.info["name"].startswith("chrom"):
+            browser += times.user + times.system
+        elif process.info["pid"] == server or (process.ppid() == server and "train" not in words):
+            here += times.user + times.system
+    return here, browser

@@ -1,9 +1,10 @@
 """Case `saving`: what saves and uploads cost a training that uses all cores: all of 115.6 M weights, 1.4 GB a checkpoint.
 
-One run of equal, short steps saves every 100 s and uploads each checkpoint to a folder, which at its low priority takes about
-as long. So there is nearly always something to upload, and the uploader is stopped (SIGSTOP) in every second window: each
-pair of windows is one comparison of steps beside an upload with steps without. A save is compared with the nearest steps that
-have neither. A machine that others share drifts less within seconds than between two runs.
+One run of equal, short steps saves every 100 s and uploads checkpoints to a folder, which at the pace of an upload beside such
+a training takes longer. So there is always something to upload, and the uploader is stopped (SIGSTOP) in every second window:
+each pair of windows is one comparison of steps beside an upload with steps without. What the uploader missed while it was
+stopped it takes afterwards: beside an upload that nobody stops, a step loses half of what is found. A save is compared with the
+nearest steps that have neither. A machine that others share drifts less within seconds than between two runs.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ def measure(materials: Materials, python: Path) -> None:
     with MachineWatch() as watch, subprocess.Popen(
             [sys.executable, "-m", "powertrain", "train", *words, "--output", str(run), "--quiet"]) as trainer:
         try:
-            windows = by_turns(run, trainer)
+            windows, used_s = by_turns(run, trainer)
         finally:
             trainer.kill()
-    found = costs(read_events(run / "events.jsonl"), windows)
+    found = {**costs(read_events(run / "events.jsonl"), windows),
+             "upload_share": used_s / (2 * PAIRS * WINDOW_S)}        # of one core's time
     shutil.rmtree(store)
     hardware, software = read_hardware(materials.cache), read_software()
     described = studies.circumstances(hardware, software)
@@ -67,22 +69,24 @@ def measure(materials: Materials, python: Path) -> None:
 Window = tuple[bool, float, float]           # whether the uploader went on, and the times between which
 
 
-def by_turns(run: Path, trainer: subprocess.Popen[bytes]) -> list[Window]:
-    """Stop the run's uploader in every second window, from the first save on."""
+def by_turns(run: Path, trainer: subprocess.Popen[bytes]) -> tuple[list[Window], float]:
+    """Stop the run's uploader in every second window, from the first save on; return what processor time it took, too."""
     log, windows = run / "events.jsonl", list[Window]()
     while not (log.exists() and any(isinstance(event, Saved) for event in read_events(log))):
         if trainer.poll() is not None:
             raise SystemExit("the training ended before its first save")
         time.sleep(1.0)
     [uploader] = uploaders(run)
+    before = uploader.cpu_times()
     for number in range(2 * PAIRS):
         goes_on = number % 4 in (0, 3)       # A B B A: what drifts evenly falls out
         (uploader.resume if goes_on else uploader.suspend)()
         began = time.time()
         time.sleep(WINDOW_S)
         windows.append((goes_on, began, time.time()))
+    after = uploader.cpu_times()
     uploader.kill()
-    return windows
+    return windows, after.user + after.system - before.user - before.system
 
 
 def costs(events: Sequence[Event], windows: Sequence[Window]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -13,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session
 
 from faulty_proxy import Fault, proxy_before
-from powertrain.models.huggingface.hub import find_model
+from powertrain.models.huggingface.hub import find_model, refuse_inner
 from powertrain.records import WrongUse
 
 COMMIT, OLDER = "a" * 40, "b" * 40
@@ -63,12 +64,15 @@ class Hub:
 
     files: dict[str, bytes] = field(default_factory=dict)
     refusal: tuple[int, str] | None = None         # status and X-Error-Code
+    sends_on: str = ""                             # the address to which downloads of weights are sent on
     asked: list[str] = field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         self.asked.append(path)
         if self.refusal is not None:
             return self.refusal[0], {"X-Error-Code": self.refusal[1]}, b"{}"
+        if self.sends_on and path.endswith("model.safetensors"):
+            return 302, {"Location": self.sends_on, "ETag": '"e"', "X-Repo-Commit": COMMIT, "X-Linked-Size": "7"}, b""
         if path.startswith(f"/org/name/resolve/{COMMIT}/"):
             content = self.files[path.rsplit("/", 1)[1].split("?")[0]]
             return 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}, content
@@ -236,6 +240,22 @@ def test_a_tokenizer_that_is_not_cached_is_fetched_if_it_can_be(cache: Path, hub
     (snapshot / "tokenizer.json").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert find_model("org/name") == snapshot
+
+
+def test_a_download_that_is_sent_on_to_a_clouds_keys_is_refused(cache: Path, hub: Hub) -> None:
+    hub.files, hub.sends_on = MODEL, "http://169.254.169.254/latest/meta-data/"
+    assert "sends downloads on to 169.254.169.254, which lies in this machine's own network" in refusal("org/name")
+
+
+@pytest.mark.parametrize(("of_hub", "sent_on_to", "is_refused"), [
+    ("93.184.216.34", "127.0.0.1", True), ("93.184.216.34", "10.0.0.5", True), ("93.184.216.34", "[::1]", True),
+    ("10.0.0.4", "169.254.169.254", True), ("10.0.0.4", "10.0.0.5", False), ("93.184.216.34", "93.184.216.35", False),
+    ("10.0.0.4", "10.0.0.4", False)])
+def test_a_hub_on_the_internet_may_not_send_into_this_network(of_hub: str, sent_on_to: str, is_refused: bool,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", f"https://{of_hub}")
+    with pytest.raises(WrongUse) if is_refused else contextlib.nullcontext():
+        refuse_inner(get_session().build_request("GET", f"https://{sent_on_to}/x"))
 
 
 WEIGHTS = "resolve/" + COMMIT + "/model.safetensors"

@@ -53,8 +53,7 @@ class Served:
         begin = self.log.seek(0, os.SEEK_END)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "powertrain", "ui", "--port", str(self.port), *self.words], cwd=self.folder, text=True,
-            stdout=self.log, stderr=subprocess.STDOUT, env={
-                **os.environ, "POWERTRAIN_CACHE": str(self.cache), "OMP_NUM_THREADS": "1"})
+            stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, "POWERTRAIN_CACHE": str(self.cache)})
 
         def found() -> str | None:
             self.log.seek(begin)

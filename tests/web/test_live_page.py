@@ -72,6 +72,23 @@ def test_all_numbers_come_at_once_and_then_what_changed(client, training):
     assert client.site.streams.open == 0
 
 
+def test_numbers_alone_are_told_now_and_then_and_what_happens_at_once(client, training, monkeypatch):
+    looks, look = [], live._look
+    monkeypatch.setattr(live, "TOLD_S", 1000.0)
+
+    def grow(*args):                         # at each look a step is new
+        looks.append(None)
+        step = 20 + len(looks)
+        append(training, *([line_of(step), evaluation(step)] if len(looks) == 9 else [line_of(step)]))
+        return look(*args)
+
+    monkeypatch.setattr(live, "_look", grow)
+    first, second = asyncio.run(listen(client, "/runs/live/stream", until=lambda found: len(found) == 2))
+    assert first[1]["fields"]["step"] == "21"
+    assert second[1]["fields"]["step"] == "29"
+    assert second[1]["lines"]
+
+
 def test_a_tab_that_comes_back_hears_every_line_once(client, training):
     begin, heard, last = (training / "events.jsonl").stat().st_size, [], ""
     written = 20

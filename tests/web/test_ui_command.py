@@ -1,5 +1,6 @@
 """`powertrain ui` listens on this machine alone unless somebody asks for more, and says why where it cannot."""
 
+import contextlib
 import http.client
 import json
 import socket
@@ -14,6 +15,7 @@ from browser import Served, Visitor, chromium, wait_until
 from runs_written import write_run
 
 from powertrain.cli import page
+from powertrain.cli.listening import serve_at
 from powertrain.records import WrongUse
 
 
@@ -71,7 +73,15 @@ def asked(served, path="/jobs", context=None, **headers):
         line.close()
 
 
-def test_it_listens_at_this_machine_alone_and_believes_no_proxy(tmp_path):
+def test_no_proxys_header_is_believed(monkeypatch):
+    ran = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: ran.append(server.config))
+    with socket.socket() as unused:
+        serve_at(None, unused, None, None, most=1, lifespan=False)
+    assert not ran[0].proxy_headers
+
+
+def test_it_listens_at_this_machine_alone_and_no_header_names_another(tmp_path):
     (tmp_path / "project").mkdir()
     served = Served(tmp_path / "project", tmp_path / "cache")
     own = f"127.0.0.1:{served.port}"
@@ -87,6 +97,19 @@ def test_it_listens_at_this_machine_alone_and_believes_no_proxy(tmp_path):
         assert asked(served, path="http://evil.test/jobs", host="evil.test") == 421
     finally:
         served.end()
+
+
+def test_connections_that_say_nothing_keep_nobody_out(tmp_path):
+    (tmp_path / "project").mkdir()
+    served = Served(tmp_path / "project", tmp_path / "cache")
+    with contextlib.ExitStack() as silent:
+        try:
+            for _ in range(120):
+                silent.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            assert asked(served) == 503
+            wait_until(lambda: asked(served) == 401, 30.0)
+        finally:
+            served.end()
 
 
 def test_over_tls_the_cookie_stays_encrypted_and_the_same_is_refused(tmp_path):

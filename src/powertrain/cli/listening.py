@@ -1,7 +1,10 @@
 """Where a server of this machine listens: the address, who reaches it, and the names that a request may call it by."""
 
+import asyncio
+import contextlib
 import socket
 from pathlib import Path
+from typing import Any
 
 from powertrain.records import WrongUse
 
@@ -36,3 +39,24 @@ def names_of(host: str, port: int) -> list[str]:
     """Return the Host headers that mean this server; the last one is the address as it was named."""
     name = f"[{host}]" if ":" in host else host
     return [*dict.fromkeys(f"{one}:{port}" for one in ("127.0.0.1", "localhost", "[::1]") if one != name), f"{name}:{port}"]
+
+
+def serve_at(app: Any, listener: socket.socket, certificate: Path | None, key: Path | None, *, most: int, lifespan: bool
+             ) -> None:
+    """Answer at the socket until an interrupt, for at most so many connections; no proxy's header is believed."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class ClosedWhenSilent(H11Protocol):
+        """A connection that ends where no request begins, as soon as one that waits for its next: each counts."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:         # type: ignore[override]
+            super().connection_made(transport)
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    server = uvicorn.Server(uvicorn.Config(
+        app, log_level="warning", server_header=False, limit_concurrency=most, timeout_graceful_shutdown=1,
+        lifespan="on" if lifespan else "off", http=ClosedWhenSilent, ws="none", proxy_headers=False, ssl_certfile=certificate,
+        ssl_keyfile=None if key is None else str(key)))
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])

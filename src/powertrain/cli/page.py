@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.listening import LOOPBACK, check_address, listen_at, names_of
+from powertrain.cli.listening import LOOPBACK, check_address, listen_at, names_of, serve_at
 from powertrain.cli.options import Json, cache_folder, say
 from powertrain.records import WrongUse
 
@@ -47,8 +47,6 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pag
 
 
 def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None, key: Path | None) -> None:
-    import uvicorn
-
     from powertrain.web.app import make_app
 
     listener, hosts = listen_at(host, port), names_of(host, port)
@@ -61,11 +59,8 @@ def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None,
     app = make_app(site, hosts, encrypted=certificate is not None, print_link=print_link)
     site.jobs.name_address(address)
     print_link()
-    server = uvicorn.Server(uvicorn.Config(
-        app, log_level="warning", server_header=False, limit_concurrency=100, timeout_graceful_shutdown=1, lifespan="on",
-        http="h11", ws="none", proxy_headers=False, ssl_certfile=certificate, ssl_keyfile=None if key is None else str(key)))
-    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(site.jobs):
-        server.run(sockets=[listener])
+    with contextlib.closing(site.jobs):
+        serve_at(app, listener, certificate, key, most=100, lifespan=True)
     say("the page has ended; what it started goes on, and `powertrain ui` finds it again")
 
 

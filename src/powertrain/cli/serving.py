@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.listening import LOOPBACK, check_address, listen_at, names_of
+from powertrain.cli.listening import LOOPBACK, check_address, listen_at, names_of, serve_at
 from powertrain.cli.options import Base, Json, Model, Provider, say
 from powertrain.records import WrongUse
 
 if TYPE_CHECKING:
-    import socket
-
-    from powertrain.serving.engine import Engine
     from powertrain.use.opening import OpenedModel
 
 PORT = 8791
@@ -41,6 +38,7 @@ def serve(model: Model,
 
     It prints the address and the token (API key). POWERTRAIN_SERVE_TOKEN sets the token, which then stays the same.
     """
+    from powertrain.serving.app import make_app
     from powertrain.serving.engine import Engine
     from powertrain.use.opening import open_model, refuse_no_writer
 
@@ -63,7 +61,7 @@ def serve(model: Model,
                         [("Model", engine.name), ("Base URL", address),
                          ("API key", f"the one in {TOKEN}" if is_given else token), ("", "Ctrl-C ends the server")],
                         as_json=as_json)
-            _run(engine, hosts, token, listener, certificate, key)
+            serve_at(make_app(engine, hosts, token), listener, certificate, key, most=200, lifespan=False)
     say("the server has ended")
 
 
@@ -72,20 +70,6 @@ def _say_template(opened: OpenedModel) -> None:
         say(f"chat template: {opened.template.name} ({opened.template.because})")
     except WrongUse as error:                # a model of characters, for example, still continues texts
         say(f"only /v1/completions can be asked: {error}")
-
-
-def _run(engine: Engine, hosts: list[str], token: str, listener: socket.socket, certificate: Path | None,
-         key: Path | None) -> None:
-    import uvicorn
-
-    from powertrain.serving.app import make_app
-
-    server = uvicorn.Server(uvicorn.Config(
-        make_app(engine, hosts, token), log_level="warning", server_header=False, limit_concurrency=200, lifespan="off",
-        timeout_graceful_shutdown=1, http="h11", ws="none", ssl_certfile=certificate,
-        ssl_keyfile=None if key is None else str(key)))
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
 
 
 def _token() -> str:

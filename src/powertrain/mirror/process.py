@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from powertrain.mirror.pace import Pace
 from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store, cure_of, told
 from powertrain.mirror.waiting import (
@@ -135,6 +136,8 @@ class Uploader:
             store.drop_unfinished()
         shelf.clear({one.name for one in all_waiting(self.run)})
         self._shelf = shelf
+        if self.settings.paced:              # from now on the training does not wait
+            store.rest = Pace(is_over=lambda: self.orders.over or self.orders.gone).rest
         self._tell(events.MirrorReady(address=self.settings.address, seconds=time.perf_counter() - began_s))
 
     def _wanted(self) -> list[Waiting]:

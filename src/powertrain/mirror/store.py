@@ -8,7 +8,7 @@ import errno
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +16,7 @@ from powertrain.records import RunFailed, WrongUse
 from powertrain.records.addresses import check_address
 from powertrain.records.json_files import replace_file, sync
 
-READ_BYTES = 8 << 20
+READ_BYTES, COPIED_BYTES = 8 << 20, 1 << 20
 PROBE = ".probe-"                            # begins the name of a small object that is deleted at once
 PART_BYTES, MOST_PARTS = 16 << 20, 9_000     # of an upload in parts to S3, which takes 10,000
 MANIFEST_BYTES = 8 << 20                     # at most, for some 40,000 files; longer ones are not read
@@ -49,6 +49,7 @@ class Store:
         from fsspec.core import url_to_fs
 
         self.address = check_address(address)
+        self.rest: Callable[[], None] = lambda: None     # is called after each piece of a file that is sent or read
         self.scheme = self.address.partition("://")[0]
         try:
             self.files, self._root = url_to_fs(self.address, **OPTIONS.get(self.scheme, {}))
@@ -69,16 +70,31 @@ class Store:
         """Store a file, and return once the store holds these very bytes. What it holds already is not sent again."""
         if self._holds(file, name, sha256):
             return
-        path = self._path(name)
+        if self.scheme == "file":
+            self._copy(file, Path(self._path(name)))
+        else:
+            self._send(file, self._path(name))
+        if not self._holds(file, name, sha256):
+            raise OtherBytes
+
+    def _copy(self, file: Path, to: Path) -> None:
+        """Copy into a folder, in pieces: fsspec does it in one call of the system, which knows no rest."""
+        to.parent.mkdir(parents=True, exist_ok=True)
+        piece = memoryview(bytearray(COPIED_BYTES))
+        with open(file, "rb", buffering=0) as source, open(to, "wb") as copy:
+            while got := source.readinto(piece):
+                copy.write(piece[:got])
+                self.rest()
+        sync(to)
+        sync(to.parent)
+
+    def _send(self, file: Path, path: str) -> None:
+        from fsspec import Callback
+
         if self.scheme == "sftp":
             self.files.makedirs(path.rpartition("/")[0], exist_ok=True)
         parts = {"chunksize": part_bytes(file.stat().st_size), "max_concurrency": 2} if self.scheme == "s3" else {}
-        self.files.put_file(str(file), path, **parts)
-        if self.scheme == "file":
-            sync(Path(path))
-            sync(Path(path).parent)
-        if not self._holds(file, name, sha256):
-            raise OtherBytes
+        self.files.put_file(str(file), path, callback=Callback(hooks={"rest": lambda *_, **__: self.rest()}), **parts)
 
     def _holds(self, file: Path, name: str, sha256: str) -> bool:
         """Return whether the store has these bytes: by the checksum that it has computed itself, else by reading them back."""
@@ -147,6 +163,7 @@ class Store:
         with self.open(name) as file:
             while chunk := file.read(READ_BYTES):
                 yield chunk
+                self.rest()
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Return the bytes of all objects in a folder of the store, by name."""

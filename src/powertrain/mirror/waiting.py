@@ -38,6 +38,7 @@ class Settings:
     keep: int = 3                            # newest checkpoints kept there, besides the best
     keep_every: int = 0                      # and those of each multiple of so many steps
     compress: str = "text"                   # text, all or none
+    paced: bool = False                      # while it trains: it needs every core of this machine
 
     def write(self, run: Path) -> None:
         write_json(run / FOLDER / SETTINGS, to_plain(self))

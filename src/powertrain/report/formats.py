@@ -7,10 +7,11 @@ styles are page.css and drawing.css. Markdown has no pictures (page.md.jinja); a
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from powertrain.records import several
@@ -30,12 +31,17 @@ SIZES = {"wide_px": 860.0, "beside_px": 416.0, "narrow_px": 344.0, "most_rows": 
 
 def render(template: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
     """Return a template of this room, filled. Only HTML's values are escaped: `escaped`, `prose` and `code` do it elsewhere."""
-    is_html = template.endswith(".html")
+    return _template(template, tuple(filters.items())).render(values)
+
+
+@cache
+def _template(name: str, filters: tuple[tuple[str, Callable[..., Any]], ...]) -> Template:
+    is_html = name.endswith(".html")
     environment = Environment(loader=PackageLoader("powertrain", "report"), autoescape=is_html, undefined=StrictUndefined,
                               trim_blocks=not is_html, lstrip_blocks=not is_html, keep_trailing_newline=True)
     environment.filters |= {"escaped": escaped, "prose": prose, "code": code, "kind": lambda block: type(block).__name__,
-                            **filters}
-    return environment.get_template(template).render(values)
+                            **dict(filters)}
+    return environment.get_template(name)
 
 
 # ------------------------------------------------------------------------------------------------ HTML

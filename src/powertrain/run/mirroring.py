@@ -60,7 +60,7 @@ def _settings(part: Part) -> Settings:
     stays = before is not None and before.address.rpartition("/")[0] == recipe.mirror
     settings = Settings(before.address if before and stays else f"{recipe.mirror}/{run.name}",
                         before.run if before else waiting.new_id(), recipe.mirror_keep, recipe.mirror_keep_every,
-                        recipe.mirror_compress)
+                        recipe.mirror_compress, paced=part.setup.device.type == "cpu")
     settings.write(run)
     return settings
 

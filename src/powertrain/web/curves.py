@@ -16,6 +16,7 @@ from powertrain.web.series import PARTS
 from powertrain.web.series import Series as Written
 
 ACROSS = 900                 # columns of pixels of the widest drawing: each shows the least and the greatest of its steps
+BESIDE = 450                 # of one that stands beside others
 FURTHEST = 1e15              # of a range that can be asked for
 MOST_BINS = 60               # of the picture of where the time goes
 MOST_ROWS = 40               # of the numbers below a curve
@@ -105,14 +106,14 @@ def asked_place(query: Mapping[str, str]) -> float:
     return at
 
 
-def thinned(xs: np.ndarray, ys: np.ndarray, low: float, high: float) -> Points:
+def thinned(xs: np.ndarray, ys: np.ndarray, low: float, high: float, across: int = ACROSS) -> Points:
     """Return the points between `low` and `high`. Where columns have many, those with the least and the greatest value.
 
     A value that is not finite is kept as a gap.
     """
     inside = np.flatnonzero((xs >= low) & (xs <= high))
-    if len(inside) > 4 * ACROSS and high > low:
-        column = ((xs[inside] - low) / (high - low) * ACROSS).astype(np.int64)
+    if len(inside) > 4 * across and high > low:
+        column = ((xs[inside] - low) / (high - low) * across).astype(np.int64)
         values = ys[inside]
         begins = np.flatnonzero(np.diff(column, prepend=column[0] - 1))
         finite = np.isfinite(values)
@@ -168,10 +169,11 @@ def _curve(key: str, title: str, label: str, written: Written, ys: np.ndarray, v
     xs = xs_of(written, view.x)
     first, last = _ends(xs, view)
     over = len(xs) // SMOOTHED[view.smooth] | 1 if SMOOTHED[view.smooth] else 0
-    points = thinned(xs, ys, first, last)
+    across = ACROSS if view.chart else BESIDE
+    points = thinned(xs, ys, first, last, across)
     marks: list[Mark] = [Series("each step", points, colour, "faint" if over > 2 else "line")]
     if over > 2:
-        marks.append(Series(f"mean of {over:,} steps", thinned(xs, mean_of(ys, over), first, last), colour))
+        marks.append(Series(f"mean of {over:,} steps", thinned(xs, mean_of(ys, over), first, last, across), colour))
     if held_out and (dots := _held_out(written, xs, first, last)):
         marks.append(Series("held out", dots, "red", "circle"))
     values = [value for _, value in points if value is not None]

@@ -32,7 +32,7 @@ from powertrain.web.places import NotThere, opened
 
 PROGRAM = (sys.executable, "-m", "powertrain")
 COLUMNS = "110"              # of the terminal that a command believes to write to
-LOOK_S = 0.5                 # between two looks at what runs and what waits
+LOOK_S = 1.0                 # between two looks at what runs and what waits
 MOST_KEPT = 500              # jobs that have ended
 MOST_WAITING = 100
 HEAVY = ("train", "tune", "ablate", "bench", "diagnose", "claims")           # commands that use the device

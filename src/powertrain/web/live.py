@@ -1,4 +1,4 @@
-"""What a page hears of a run while it looks: its numbers, at most twice a second, and what happened, line by line.
+"""What a page hears of a run while it looks: its numbers, every three seconds, and what happened, line by line, at once.
 
 One stream of server-sent events for each tab that is visible. The id of a message is the place in events.jsonl up to which the
 run was read, so that a tab that connects again hears what it has missed, and nothing twice.
@@ -28,9 +28,10 @@ from powertrain.web.series import STEP, Index, Series
 from powertrain.web.site import Streams
 
 LOOK_S = 0.5                 # between two looks at the log
+TOLD_S = 3.0                 # between two messages in which only numbers are new: a browser has more work than a look
 BEAT_S = 5.0                 # a word is heard at least this often
 DRAWN_EVERY_S = 10.0         # while only steps are new, curves are fetched again so often ...
-DRAWN_SHARE = 100.0          # ... and at most for one part in so many of the time
+DRAWN_SHARE = 1000.0         # ... and at most for one part in so many of the time: a training may need every core
 MOST_STREAMS = 8
 RECENT = 50                  # steps that the speed is of
 UNKNOWN = "-"
@@ -112,7 +113,7 @@ async def _messages(run: Path, index: Index, streams: Streams, begin: int,
         happened = not first and (any(isinstance(event, SHOWN) for event in fresh) or shown["state"] != told.get("state"))
         due = not first and before is not None and len(series.steps) > len(before.steps) and \
             now - drawn > max(DRAWN_EVERY_S, DRAWN_SHARE * streams.drawing_s)
-        if shown != told or fresh:
+        if fresh or shown["state"] != told.get("state") or (shown != told and now - beat >= TOLD_S):
             drawn = now if happened or due else drawn
             ended = state not in ("running", "running or killed") and not is_awaited()
             value = {"fields": {name: text for name, text in shown.items() if told.get(name) != text},

@@ -7,9 +7,13 @@ that a repository brings is fetched as text; running it takes `trust_remote_code
 
 import hashlib
 import re
+import socket
 import time
 from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from powertrain.models.config import MOST, ModelConfig, refuse_counts
 from powertrain.models.huggingface.families import FORMATS, Json, from_hf_config, token_ids
@@ -187,13 +191,17 @@ def is_adapter(folder: Path) -> bool:
 
 def fetch(repository: str, revision: str | None, cached: Path | None) -> Path:
     """Return the repository's cached folder, with missing files downloaded. Raises WrongUse with the reason if that fails."""
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, get_session, snapshot_download
 
+    if refuse_inner not in (hooks := get_session().event_hooks["request"]):
+        hooks.append(refuse_inner)
     began = time.time()
     try:
         # asked first: without an answer snapshot_download would hand out the folder in the cache, incomplete as it is
         HfApi().model_info(repository, revision=revision, timeout=ANSWER_S)
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED))
+    except WrongUse:
+        raise
     except Exception as error:      # the hub's, the HTTP library's or the disk's: each ends the same way, with its reason
         raise WrongUse(explain(error, repository, revision, cached)) from error
     if damaged := remove_damaged(folder, began):
@@ -204,6 +212,29 @@ def fetch(repository: str, revision: str | None, cached: Path | None) -> Path:
                        f"weights as safetensors, and pickled ones (pytorch_model.bin) are never loaded: choose another, or "
                        f"have it converted")
     return folder
+
+
+def refuse_inner(request: Any) -> None:
+    """Raise WrongUse where the hub sends this machine on to an address of its own network, unless the hub lies there too.
+
+    What answers there may trust whoever asks: at 169.254.169.254 a cloud hands out keys, whatever the hub's address is.
+    """
+    from huggingface_hub import constants
+
+    host, hub = request.url.host, urlsplit(constants.ENDPOINT).hostname or ""
+    if host != hub and (inner := _inner(host)) and (any(one.is_link_local for one in inner) or not _inner(hub)):
+        raise WrongUse(f"the hub at {hub} sends downloads on to {host}, which lies in this machine's own network; that is "
+                       f"refused: check HF_ENDPOINT, or give a folder that holds the model")
+
+
+def _inner(host: str) -> list[IPv4Address | IPv6Address]:
+    """Return the addresses of a host that are not of the internet. A host without an address cannot be reached either."""
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return []
+    addresses = [ip_address(str(one[4][0]).partition("%")[0]) for one in found]
+    return [one for one in addresses if not one.is_global]
 
 
 def remove_damaged(folder: Path, since: float) -> list[str]:

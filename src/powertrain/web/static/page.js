@@ -103,14 +103,19 @@ document.addEventListener("submit", (event) => {
 
 // ---------------------------------------------------------------- parts that are fetched again
 
-async function refresh(part) {
+async function fetched(address) {
+  const answer = await fetch(address);
+  return answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+}
+
+async function refresh(part, documents = {}) {
   if (document.hidden || part.dataset.fetching) return;
   part.dataset.fetching = "yes";
   try {
-    const answer = await fetch(part.dataset.live);
-    if (!answer.ok) return;
+    const answer = await (documents[part.dataset.live] ||= fetched(part.dataset.live));
+    if (!answer) return;
     markTouched(Date.now());
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(part.id);
+    const fresh = answer.getElementById(part.id);
     if (!fresh || part.contains(document.activeElement) && document.activeElement.matches("input,select,textarea")) return;
     const open = new Set(all("details[open]", part).map((details) => details.dataset.key || details.textContent.slice(0, 40)));
     all("details", fresh).forEach((details) => { details.open ||= open.has(details.dataset.key || details.textContent.slice(0, 40)); });
@@ -137,7 +142,10 @@ function follow(within, scrolls = []) {
   all("[data-follow]", within).forEach((box, number) => { box.scrollTop = scrolls[number] >= 0 ? scrolls[number] : box.scrollHeight; });
 }
 
-const refreshAll = () => all("[data-live]").forEach(refresh);
+function refreshAll() {
+  const documents = {};                      // parts of one address are fetched together
+  all("[data-live]").forEach((part) => refresh(part, documents));
+}
 
 function lookAfter(part, least = 0) {
   const seconds = Math.max(least, Number(part.dataset.every || 0));
