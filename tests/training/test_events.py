@@ -16,7 +16,7 @@ import pytest
 
 from powertrain.records import WrongUse
 from powertrain.records.event_log import POLL_S, EventLog, followed, read_events, to_line
-from powertrain.records.events import End, Event, Note, Resume, Start, Step
+from powertrain.records.events import End, Evaluated, Event, Note, Resume, Saved, Start, Step
 
 
 def step(number: int, **more: object) -> Step:
@@ -210,3 +210,16 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> N
     path.write_bytes(b'{"event": "start"}\n' + line + b'{"event": "end", "reason": "finished"}\n')
     with pytest.raises(WrongUse, match=r"events\.jsonl:2 is no event of a run"):
         read_events(path)
+
+
+def test_the_disk_has_what_precedes_a_save_before_the_save_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power failure could leave a damaged line before a whole one that says the disk was waited for."""
+    done, write, fsync = [], os.write, os.fsync
+    monkeypatch.setattr(os, "write", lambda file, data: done.append(bytes(data)) or write(file, data))
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(b"sync") or fsync(file))
+    log = EventLog(tmp_path / "events.jsonl")
+    for event in (Evaluated(loss=1.0, tokens=1), Saved(path="step-000001", seconds=0.1, bytes=1), End(reason="finished")):
+        log.write(event)
+    log.flush(durable=True)
+    kinds = ["sync" if one == b"sync" else json.loads(one)["event"] for one in done]
+    assert kinds[:6] == ["evaluation", "sync", "checkpoint", "sync", "end", "sync"]

@@ -49,6 +49,7 @@ class Client:
     app: Guard
     site: Site
     cookie: str
+    host: str = HOST
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.request("GET", path, headers=headers)

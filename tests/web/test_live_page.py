@@ -8,7 +8,6 @@ import re
 import pytest
 from runs_written import line_of, write_run
 
-from conftest import HOST
 from powertrain.run.folder import RunFolder, locked
 from powertrain.web import live
 from powertrain.web.guard import COOKIE
@@ -34,7 +33,7 @@ async def listen(client, path, *, until, after=lambda messages: None, headers=()
     scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
              "path": where, "raw_path": where.encode(), "query_string": query.encode(), "root_path": "",
              "client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8790), "headers": [
-                 (b"host", HOST.encode()), (b"cookie", f"{COOKIE}={client.cookie}".encode()), *headers]}
+                 (b"host", client.host.encode()), (b"cookie", f"{COOKIE}={client.cookie}".encode()), *headers]}
     await asyncio.wait_for(client.app(scope, receive, send), seconds)
     return messages
 

@@ -85,17 +85,31 @@ class EventLog:
                 self._waiting[0] = os.lseek(file, 0, os.SEEK_END)
             else:                            # the last flush broke off: its lines come again
                 os.ftruncate(file, waiting[0])
-            data = b"".join(waiting[1:])
-            while data:
-                data = data[os.write(file, data):]
-            if durable:
-                os.fsync(file)
+            for lines in _parts(waiting[1:]) if durable else [waiting[1:]]:
+                data = b"".join(lines)
+                while data:
+                    data = data[os.write(file, data):]
+                if durable:
+                    os.fsync(file)
         finally:
             os.close(file)
         if durable and not self._named:
             sync(self.path.parent)
             self._named = True
         self._waiting[:len(waiting)] = [None]
+
+
+def _parts(lines: Sequence[bytes]) -> list[list[bytes]]:
+    """Return the lines in parts between which the disk is waited for: all that precedes an event of SYNCED is there before it.
+
+    So a line that is damaged before such an event was not damaged by a power failure.
+    """
+    parts: list[list[bytes]] = [[]]
+    for line in lines:
+        if _event_of(line) in SYNCED:
+            parts.append([])
+        parts[-1].append(line)
+    return parts
 
 
 def _cut_torn_tail(path: Path) -> None:
