@@ -84,7 +84,7 @@ def test_a_store_rests_after_each_piece(tmp_path: Path, monkeypatch: pytest.Monk
 
     there = Store(f"file://{tmp_path}/store")
     there.rest = rest
-    monkeypatch.setattr(there.files, "blocksize", 1000)
+    monkeypatch.setattr(store, "COPIED_BYTES", 1000)
     monkeypatch.setattr(store, "READ_BYTES", 1000)
     file = tmp_path / "weights"
     file.write_bytes(content := bytes(range(256)) * 40)
