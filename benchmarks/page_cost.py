@@ -124,12 +124,12 @@ def beside(browser: Any, folder: Path) -> dict[str, Any]:
 def processor_s(server: int) -> tuple[float, float]:
     """Return what the page's server with its helpers, and the browser, have taken of the processor until now."""
     here, browser = 0.0, 0.0
-    for process in psutil.process_iter(["pid", "name", "cmdline", "cpu_times"]):
+    for process in psutil.process_iter(["pid", "ppid", "name", "cmdline", "cpu_times"]):
         words, times = process.info["cmdline"] or [], process.info["cpu_times"]
         if times is None:
             continue
         if process.info["name"].startswith("chrom"):
             browser += times.user + times.system
-        elif process.info["pid"] == server or (process.ppid() == server and "train" not in words):
+        elif process.info["pid"] == server or (process.info["ppid"] == server and "train" not in words):
             here += times.user + times.system
     return here, browser

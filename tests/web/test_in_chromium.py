@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from browser import Served, Visitor, chromium, wait_until
 from playwright.sync_api import Browser
+from runs_written import write_run
 
 from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.events import Resume, Step
@@ -118,6 +119,17 @@ def test_a_browser_opened_again_shows_the_numbers_of_the_events(visitor, served)
     assert page.locator("[data-field=step]").first.text_content() == f"{steps[-1].step:,}"
     assert page.locator("[data-field=loss]").first.text_content() == f"{steps[-1].loss:.4f}"
     assert not visitor.complaints
+
+
+def test_parts_of_one_address_are_fetched_together(visitor, served):
+    write_run(served.folder / "runs" / "one", 30)
+    page, asked = visitor.go("/runs/one"), list[str]()
+    page.locator("#curves svg").first.wait_for()
+    page.on("request", lambda request: asked.append(request.url.partition("?")[0].removeprefix(served.address)))
+    page.evaluate("refreshAll()")
+    page.wait_for_timeout(1000)              # in which others would be asked for
+    assert asked.count("/runs/one") == 1
+    assert page.locator("#curves svg").count()
 
 
 def test_two_tabs_that_press_start_make_one_run(visitor, served):

@@ -48,7 +48,7 @@ def serve_at(app: Any, listener: socket.socket, certificate: Path | None, key: P
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class ClosedWhenSilent(H11Protocol):
-        """A connection that ends where no request begins, as soon as one that waits for its next: each counts."""
+        """A connection that is closed where no request comes: silent ones would take the places of others."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:         # type: ignore[override]
             super().connection_made(transport)

@@ -137,7 +137,7 @@ class Uploader:
         shelf.clear({one.name for one in all_waiting(self.run)})
         self._shelf = shelf
         if self.settings.paced:              # from now on the training does not wait
-            store.rest = Pace(is_over=lambda: self.orders.over or self.orders.gone).rest
+            store.keep_pace(Pace(is_over=lambda: self.orders.over or self.orders.gone).rest)
         self._tell(events.MirrorReady(address=self.settings.address, seconds=time.perf_counter() - began_s))
 
     def _wanted(self) -> list[Waiting]:
