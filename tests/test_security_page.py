@@ -25,6 +25,6 @@ def test_every_test_that_the_page_names_is_there() -> None:
 
 def test_every_test_that_the_page_of_the_page_names_is_there() -> None:
     named = re.findall(r"`(test_\w+)…?`", (ROOT / "docs" / "page.md").read_text(encoding="utf-8"))
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "web").glob("test_*.py"))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 8
     assert [name for name in named if f"def {name}" not in tests] == []
