@@ -15,8 +15,8 @@ from typing import Any
 BATCH, ACCUMULATION = 8, 3                   # 24 examples of GSM8K: about 3,800 tokens
 PACKED_ROWS, PACKED_LENGTH = 4, 1024
 STEPS_WRITTEN = 600                          # of which the peers' files hold the examples
-PAIRS, PAIRS_AT_ONCE = 12, 4                 # of a step: about 3,900 tokens
-PAIRS_USED, PAIR_STEPS = 240, 40             # whose reference both sides score before the first step
+PAIRS = 4                                    # of a step, about 1,300 tokens
+PAIR_STEPS = 40                              # whose reference both sides score before the first step
 BLOCK, BLOCKS = 512, 8                       # of pre-training
 OPTIMIZER = ["learning_rate=2e-4", "weight_decay=0", "adam_beta2=0.999", "max_grad_norm=1.0"]
 QUIET = ["logging_steps=1000000", "save_steps=0", "eval_steps=0", "sample.tokens=0", "max_steps=2000"]
@@ -78,19 +78,19 @@ def preference_words(materials: Materials) -> list[str]:
 
 
 def preference_peers(materials: Materials) -> list[PeerArm]:
-    data = in_our_order(materials, "dpo", pairs_of(materials), PAIRS, PAIR_STEPS)
+    data = in_our_order(materials, f"dpo-{PAIRS}", pairs_of(materials), PAIRS, PAIR_STEPS)
     shared = {"model": str(materials.llama), "data": str(data),
               "learning_rate": 2e-4, "weight_decay": 0.0, "adam_beta2": 0.999, "max_length": PACKED_LENGTH,
-              "adapter": str(adapter_of(materials)), "batch": PAIRS_AT_ONCE, "accumulation": PAIRS // PAIRS_AT_ONCE}
+              "adapter": str(adapter_of(materials)), "batch": PAIRS, "accumulation": 1}
     return [PeerArm("TRL, reference precomputed, no checkpointing, fp32", "dpo_trl.py", shared | {"arm": "best"}),
             PeerArm("TRL defaults", "dpo_trl.py", shared | {"arm": "default"})]
 
 
 def pairs_of(materials: Materials) -> Path:
     """GSM8K as pairs: each answer before the answer of the next question. The scores of few pairs are soon computed."""
-    path = materials.folder / "pairs.jsonl"
+    path = materials.folder / f"pairs-{PAIRS * PAIR_STEPS}.jsonl"
     if not path.exists():
-        rows = [json.loads(line) for line in materials.gsm8k.read_text(encoding="utf-8").splitlines()[:PAIRS_USED]]
+        rows = [json.loads(line) for line in materials.gsm8k.read_text(encoding="utf-8").splitlines()[:PAIRS * PAIR_STEPS]]
         path.write_text("".join(json.dumps({
             "prompt": [{"role": "user", "content": row["question"]}],
             "chosen": [{"role": "assistant", "content": row["answer"]}],
@@ -211,7 +211,7 @@ CASES: tuple[Case, ...] = (
          lambda m: fine_tuning_words(m, "lora"), lambda m: sft_peers(m, "lora")),
     Case("full", "all weights trained, Llama of 115.6 M parameters, GSM8K, about 4,000 tokens a step",
          lambda m: fine_tuning_words(m, "full"), lambda m: sft_peers(m, "full")),
-    Case("dpo", "DPO, LoRA r 16 on all linears, Llama of 115.6 M parameters, pairs of GSM8K answers, about 4,000 tokens a step",
+    Case("dpo", "DPO, LoRA r 16 on all linears, Llama of 115.6 M parameters, pairs of GSM8K answers, about 1,300 tokens a step",
          preference_words, preference_peers),
     Case("pre-training", "Llama of 25 M parameters from scratch, blocks of 512 tokens, 8 a step",
          pretraining_words, trainer_peers),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from conditions import marked
+from conditions import LOOK_S, marked
 from preparing import plain
 
 from powertrain.evidence import studies
@@ -42,10 +42,10 @@ OPENED = 5                                   # times, of which the median counts
 def measure(scratch: Path, cache: Path) -> None:
     """Measures pages and a training beside one, prints the figures and stores the study."""
     folder, began = studies.new_folder("bench-page"), time.monotonic()
+    with MachineWatch() as watch:            # before: processes of a browser that have ended would count as others
+        time.sleep(LOOK_S)
     with chromium() as browser:
-        with MachineWatch() as watch:        # only here: beside the page a training is meant to use all cores
-            found = opening(browser, scratch / "opening")
-        found |= beside(browser, scratch / "beside")
+        found = opening(browser, scratch / "opening") | beside(browser, scratch / "beside")
     hardware, software = read_hardware(cache), read_software()
     described = studies.circumstances(hardware, software)
     study = Study(name=folder.name, kind="page", what="how fast pages open, and what an open page costs a training",

@@ -20,7 +20,7 @@ Cli = Callable[..., tuple[int, str, str]]
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "coming-from").glob("*.md"))
 FILES = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SMALL = ("max_steps=2", "train_batch_size=4", "data.validation_share=0", "eval_steps=0", "output_dir=run",
+SMALL = ("max_steps=2", "train_batch_size=4", "data.validation_share=0", "eval_steps=0",
          "techniques.threads=off", "sample.tokens=0", "model.layers=1", "model.width=32", "model.heads=2", "data.block=16")
 
 
@@ -33,6 +33,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"messages": [{"role": "user", "content": f"what is {i} and one ?"},
                           {"role": "assistant", "content": f"it is {i + 1}"}]} for i in range(24)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = [{"prompt": f"what is {i} and one ?", "chosen": f"it is {i + 1}", "rejected": f"it is {i}"} for i in range(24)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     (folder / "input.txt").write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)))
     return folder
 
@@ -48,12 +50,13 @@ def test_the_example_converts_and_trains(page: Path, material: Path, tmp_path: P
         (tmp_path / file.name).symlink_to(file)
     for name, content in FILES.findall(text):
         (tmp_path / name).write_text(content)
-    [commands] = COMMANDS.findall(text)
-    convert, train = (line.split()[1:] for line in commands.splitlines())
-    code, _, err = cli(*convert, "--elsewhere", folder=tmp_path)
-    assert code == 0, err
-    small = [word for word in SMALL if page.stem == "nanogpt" or not word.startswith(("model.", "data.block"))]
-    code, _, err = cli(*train, *small, folder=tmp_path)
-    assert code == 0, err
-    steps = [event.step for event in read_events(tmp_path / "run/events.jsonl") if isinstance(event, Step)]
-    assert steps[-1] == 2
+    assert COMMANDS.findall(text)
+    for number, commands in enumerate(COMMANDS.findall(text)):
+        convert, train = (line.split()[1:] for line in commands.splitlines())
+        code, _, err = cli(*convert, "--elsewhere", folder=tmp_path)
+        assert code == 0, err
+        small = [word for word in SMALL if page.stem == "nanogpt" or not word.startswith(("model.", "data.block"))]
+        code, _, err = cli(*train, *small, f"output_dir=run-{number}", folder=tmp_path)
+        assert code == 0, err
+        steps = [event.step for event in read_events(tmp_path / f"run-{number}/events.jsonl") if isinstance(event, Step)]
+        assert steps[-1] == 2

@@ -15,6 +15,7 @@ from example_folders import chat_folder
 from powertrain.audit.configs import read_config
 from powertrain.audit.conversion import FATES, Conversion, account_json, recipe_yaml
 from powertrain.audit.convert import convert
+from powertrain.audit.reading_script import read_script
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder
@@ -182,6 +183,36 @@ def test_a_script_s_settings_convert_like_a_config_s() -> None:
     assert (conversion.values["learning_rate"], conversion.values["adam_beta2"]) == (3e-4, 0.95)
     assert pins(conversion)["techniques.threads"] == {"threads": 8}
     assert fate(conversion, "data.padding")[0] == "planned"
+
+
+TRL_SCRIPT = """
+from trl import {config}, {trainer}
+from peft import LoraConfig
+{trainer}(model="m", args={config}({arguments}), peft_config=LoraConfig(r=8, lora_dropout=0.05)).train()
+"""
+
+
+@pytest.mark.parametrize(("kind", "arguments", "wanted"), [
+    ("DPO", "beta=0.2, loss_type=['ipo']", {"name": "dpo", "beta": 0.2, "loss_type": "ipo", "learning_rate": 1e-6}),
+    ("KTO", "desirable_weight=1.5", {"name": "kto", "desirable_weight": 1.5, "learning_rate": 1e-6}),
+    ("Reward", "center_rewards_coefficient=0.1", {"name": "reward", "center_rewards_coefficient": 0.1, "learning_rate": 1e-4}),
+    ("CPO", "loss_type='simpo', simpo_gamma=0.3", {"name": "simpo", "beta": 0.1, "cpo_alpha": 1.0, "simpo_gamma": 0.3}),
+    ("DPO", "disable_dropout=False", {"name": "dpo", "dropout": 0.05}),
+    ("SFT", "", {"dropout": 0.05, "train_on": "all", "learning_rate": 2e-5})])
+def test_trl_s_trainers_of_preferences_keep_what_they_learn(kind: str, arguments: str, wanted: dict[str, Any],
+                                                            tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRL_SCRIPT.format(config=f"{kind}Config", trainer=f"{kind}Trainer", arguments=arguments))
+    conversion = convert(read_script(tmp_path / "train.py"))
+    found = {key.rpartition(".")[2]: value for key, value in conversion.values.items()}
+    without_dropout = {} if kind == "SFT" else {"dropout": 0.0}
+    assert {key: found.get(key) for key in {**without_dropout, **wanted}} == {**without_dropout, **wanted}
+    assert ("train_on" in found) == (kind == "SFT")
+    assert "not supported" not in {account.fate for account in conversion.accounts if account.key.startswith("objective.")}
+
+
+def test_a_loss_that_is_no_simpo_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRL_SCRIPT.format(config="CPOConfig", trainer="CPOTrainer", arguments=""))
+    assert fate(convert(read_script(tmp_path / "train.py")), "training.rl") == ("not supported", {})
 
 
 def test_files_that_a_builder_of_datasets_reads_are_the_source() -> None:

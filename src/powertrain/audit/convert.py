@@ -28,6 +28,7 @@ BATCH = ("training.per_device_train_batch_size", "training.gradient_accumulation
 MASKS = ("training.assistant_only_loss", "training.completion_only_loss")
 LAUNCHERS = ("deepspeed", "accelerate", "fsdp")
 LEARNED = ("stage", "rl", "pref_loss", "reward_model", "center_rewards_coefficient")     # they say what is learned
+DROPOUT = ("lora.dropout", "model.dropout")
 METHODS_HERE = ("scratch", "full", "lora", "qlora")
 # the keys that decide what is trained, in the order in which a recipe lists them
 SEMANTIC = ("training.per_device_train_batch_size", "training.num_train_epochs", "training.max_steps", "training.learning_rate",
@@ -64,7 +65,7 @@ def convert(subject: Subject) -> Conversion:
         missing.insert(0, "the file names no model: write model.path, a folder or a hub id")
     if subject.framework in REQUIRES_RATE and not any("learning_rate" in account.ours for account in accounts):
         missing.append(f"the file sets no learning rate, and {subject.framework} has none of its own: write learning_rate")
-    return Conversion(subject, tuple(_agreed(accounts)), tuple(missing))
+    return Conversion(subject, tuple(_agreed(_without_dropout(subject, accounts))), tuple(missing))
 
 
 def is_fine_tuning(subject: Subject) -> bool:
@@ -308,6 +309,16 @@ def _defaults(subject: Subject, tunes: bool, accounts: Sequence[Accounted]) -> l
                 f"{subject.framework}'s default, because the file's value is not supported"
             found.append(Accounted(key, None, "default", why, ours))
     return found
+
+
+def _without_dropout(subject: Subject, accounts: Sequence[Accounted]) -> Iterable[Accounted]:
+    """Yield the accounts. TRL's trainers that compare answers, which others use too, turn dropout off unless told not to."""
+    compares = any("objective.name" in account.ours for account in accounts)
+    is_off = compares and subject.framework != "powertrain" and subject.value("training.disable_dropout") is not False
+    for account in accounts:
+        drops = {name for name in DROPOUT if is_off and account.ours.get(name)}
+        yield replace(account, ours={**account.ours, **dict.fromkeys(drops, 0.0)},
+                      why="TRL turns dropout off where answers are compared") if drops else account
 
 
 def _agreed(accounts: Iterable[Accounted]) -> list[Accounted]:

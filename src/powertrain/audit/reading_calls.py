@@ -27,6 +27,11 @@ POSITIONAL = {"model": [(0, "model.path")], "tokenizer": [(0, "tokenizer.path")]
 # of Unsloth's calls, the arguments that other libraries have elsewhere
 OF_UNSLOTH = {"model.max_seq_length": "training.max_length",
               "lora.use_gradient_checkpointing": "training.activation_checkpointing"}
+# what TRL's trainers learn besides answers, and the arguments of their configs that say how; CPO's simpo is SimPO
+OBJECTIVES = {"DPOTrainer": "dpo", "KTOTrainer": "kto", "ORPOTrainer": "orpo", "RewardTrainer": "reward", "CPOTrainer": "cpo"}
+OF_OBJECTIVES = ("beta", "loss_type", "label_smoothing", "discopop_tau", "rpo_alpha", "desirable_weight", "undesirable_weight",
+                 "cpo_alpha", "simpo_gamma", "center_rewards_coefficient")
+OF_CPO = {"beta": 0.1, "cpo_alpha": 1.0}     # where they are not set; SimPO's own are others
 HELD_OUT_BY_DEFAULT = 0.25                   # of train_test_split, where neither size is given
 SPECIAL_TOKENS = ("eos_token", "eos_token_id", "unk_token", "unk_token_id", "bos_token", "bos_token_id", "mask_token",
                   "sep_token")
@@ -196,7 +201,11 @@ def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
         if isinstance(setting.value, Made) and section in ("model", "tokenizer"):
             continue                                     # quantization_config=…: its own section
         key = f"{section}.{name}"
-        if "FastLanguageModel" in made.name and key in OF_UNSLOTH:
+        if section == "training" and name in OF_OBJECTIVES and f"{made.last.removesuffix('Config')}Trainer" in OBJECTIVES:
+            value = setting.value[0] if isinstance(setting.value, list) and len(setting.value) == 1 else setting.value
+            if value != "simpo":                         # it is the trainer's objective
+                yield f"objective.{name}", Setting(value, setting.place, setting.spelled)
+        elif "FastLanguageModel" in made.name and key in OF_UNSLOTH:
             yield OF_UNSLOTH[key], Setting(True, setting.place, setting.spelled) if setting.value == "unsloth" else setting
         else:
             yield key, setting
@@ -239,6 +248,7 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
     elif last in ("autocast", "autocast_mode"):
         yield from _autocast(made, said)
     elif is_trainer(made):
+        yield from _objective(made, said)
         yield from _named(made, "training.{}", *OF_THE_CONFIG)
         yield from ((f"trainer.{name}", entry) for name, entry in made.named.items()
                     if name in ("data_collator", "compute_metrics", "callbacks") and not isinstance(entry.value, Made))
@@ -265,6 +275,21 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
             yield from _named(made, "training.{}", "max_length")
     if last == "from_pretrained":                        # before BitsAndBytesConfig, and Unsloth's
         yield from _named(made, "quantisation.{}", "load_in_4bit", "load_in_8bit")
+
+
+def _objective(made: Made, said: Any) -> Iterator[Found]:
+    """Yield what one of TRL's trainers, or a class of the script's that derives from one, learns besides answers."""
+    lineage = made.local.lineage if made.local is not None else []
+    bases = [base.name for each in lineage for base in each.bases if isinstance(base, Reference)]
+    known = next((OBJECTIVES[last] for name in (made.name, *bases) if (last := name.rpartition(".")[2]) in OBJECTIVES), None)
+    if known is None:
+        return
+    args = made.argument(1, "args")
+    if known == "cpo" and isinstance(args, Made) and args.get("loss_type") == "simpo":
+        known = "simpo"
+        yield from ((f"objective.{name}", said(value)) for name, value in OF_CPO.items() if name not in args.named)
+    yield "training.rl" if known == "cpo" else "objective.name", said(known)
+    yield from _named(made, "objective.{}", "beta", "loss_type", "label_smoothing")      # as TRL had them before its configs
 
 
 def _named(made: Made, key: str, *names: str) -> Iterator[Found]:

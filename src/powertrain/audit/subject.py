@@ -153,7 +153,10 @@ class Subject:
 
     def trainer_default(self, key: str) -> Any:
         """Return what the subject's trainer does if `key` is not set; None if it does nothing, or it is not known."""
-        framework = "trl-command" if self.framework == "trl" and self.script is None else self.framework
+        learned = self.value("objective.name")
+        framework: str = self.framework
+        if framework == "trl" and (self.script is None or learned):
+            framework = "trl-command" if self.script is None else "trl-reward" if learned == "reward" else "trl-preferences"
         own = OWN_DEFAULTS.get(framework, {})
         if key in own:
             return own[key]

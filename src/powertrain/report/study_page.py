@@ -98,6 +98,8 @@ def _older(study: Study, folder: str, made: str) -> Page:
             (f"A step of B takes {middle} times as long as one of A ({span}): B is {' '.join(study['b'])}, A is "
              f"{' '.join(study['a'])}.")
         numbers = [Number(f"x {middle}", "times as fast" if is_speed else "step time of B over A", f"interval {span}")]
+    elif study.get("differences"):
+        verdict = f"At most {largest:.2g} apart, where {study['allowed']:g} is allowed: {study['what']}."
     elif isinstance(largest, Mapping):
         verdict = "Largest difference of a loss: " + ", ".join(f"{name} {value:.3g}" for name, value in largest.items()) + "."
     numbers += [Number(duration(found["median"]), f"median step of {name}", f"{found['steps']} steps")
@@ -106,25 +108,27 @@ def _older(study: Study, folder: str, made: str) -> Page:
         (name, found["median"], found["lowest"], found["highest"], found["steps"]) for name, found in times.items()),
         "Seconds of a step, of all runs of the arm after warm-up") if times else \
         Missing("step times", "The study timed nothing; it compares losses.")
-    return Page(verdict, "open", tuple(numbers), (
+    apart = study.get("differences")
+    sections = (Section("Differences", (_differences(apart),)),) if apart else (
+        Section("Step times", (steps,)), Section("Losses", tuple(_older_losses(study))))
+    return Page(verdict, "open", tuple(numbers), () if apart else (
         "The study has an older form: single steps instead of paired windows, and no A/A control, so the noise of the "
-        "machine is not known.",), (
-        Section("Step times", (steps,)), Section("Losses", tuple(_older_losses(study))),
-        Section("How it was measured", tuple(_older_method(study)))),
+        "machine is not known.",), (*sections, Section("How it was measured", tuple(_older_method(study)))),
         what="study", title=study.get("study") or folder, about=study["what"], made=made)
+
+
+def _differences(apart: Mapping[str, Mapping[str, float]]) -> Block:
+    parts = list(dict.fromkeys(part for found in apart.values() for part in found))
+    marks = tuple(Series(part, tuple((float(number), found.get(part)) for number, found in enumerate(apart.values(), 1)),
+                         COLOURS[place], "circle") for place, part in enumerate(parts))
+    return Figure("differences", f"The largest differences of {len(apart)} cases", (
+        Plot(Axis("case"), Axis("largest difference", log=True), marks),), "", (
+        Table(("case", *parts), tuple((name, *(found.get(part) for part in parts)) for name, found in apart.items())),))
 
 
 def _older_losses(study: Mapping[str, Any]) -> Iterator[Block]:
     curves = {name: (runs[0]["losses"], runs[0].get("curves_every_steps") or 1) for name, runs in study["arms"].items()
               if runs and runs[0].get("losses")}
-    if not curves and (apart := study.get("differences")):
-        parts = list(dict.fromkeys(part for found in apart.values() for part in found))
-        marks = tuple(Series(part, tuple((float(number), found.get(part)) for number, found in enumerate(apart.values(), 1)),
-                             COLOURS[place], "circle") for place, part in enumerate(parts))
-        yield Figure("differences", f"The largest differences of {len(apart)} cases", (
-            Plot(Axis("case"), Axis("largest difference", log=True), marks),), "", (
-            Table(("case", *parts), tuple((name, *(found.get(part) for part in parts)) for name, found in apart.items())),))
-        return
     if not curves:
         yield Missing("losses", "The study holds none.")
         return
