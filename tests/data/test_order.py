@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 
-from powertrain.data.order import cursor, epoch_order, seeded_order, step_examples
+from powertrain.data import order
+from powertrain.data.order import SORTED_MOST, cursor, epoch_order, keyed_places, seeded_order, step_examples
+
+PINNED = [131, 929, 594, 805, 814, 654, 691, 801]       # written down once, as below
 
 
 @pytest.mark.parametrize("examples", [1, 2, 5, 123])
@@ -49,3 +52,46 @@ def test_the_cursor_says_where_a_step_begins():
     assert cursor(3, 4, 10) == (1, 2)
     epoch, position = cursor(3, 4, 10)
     assert step_examples(42, 3, 4, 10)[0] == epoch_order(42, epoch, 10)[position]
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3, 5, 123, 4096, 70_001])
+def test_a_keyed_order_is_a_permutation(examples):
+    found = keyed_places(42, 0, examples, np.arange(examples))
+    assert sorted(found.tolist()) == list(range(examples))
+
+
+def test_a_keyed_order_is_the_same_in_every_version_and_for_each_place_alone():
+    assert keyed_places(42, 0, 1000, np.arange(8)).tolist() == PINNED
+    assert keyed_places(42, 0, 1000, np.array([5])).tolist() == PINNED[5:6]
+    assert keyed_places(42, 1, 1000, np.arange(8)).tolist() != PINNED
+
+
+def test_a_keyed_order_spreads_neighbours_evenly():
+    count, found = 70_000, keyed_places(7, 3, 70_000, np.arange(70_000))
+    steps = np.abs(np.diff(found)) / count
+    assert abs(steps.mean() - 1 / 3) < 0.01              # of two independent draws
+    for part in np.array_split(found, 7):                # each part of the epoch comes from the whole of the data
+        counts = np.bincount(part * 10 // count, minlength=10)
+        assert counts.min() > 900
+        assert counts.max() < 1100
+
+
+def test_steps_of_many_examples_visit_each_once_and_hold_no_epoch(monkeypatch):
+    monkeypatch.setattr(order, "SORTED_MOST", 0)
+    monkeypatch.setattr(order, "CHUNK", 8)
+    monkeypatch.setattr(order, "epoch_order", None)
+    order._keyed_chunk.cache_clear()
+    stream = np.concatenate([step_examples(42, step, 7, 123) for step in range(36)])
+    for epoch in (0, 1):
+        part = stream[epoch * 123:(epoch + 1) * 123]
+        np.testing.assert_array_equal(part, keyed_places(42, epoch, 123, np.arange(123)))
+    order._keyed_chunk.cache_clear()
+    far = step_examples(1, 10**9, 32, 10**12)            # a permutation of 8 TB, had it to be held
+    assert len(set(far.tolist())) == 32
+    assert far.max() < 10**12
+
+
+def test_runs_of_before_sort_any_number():
+    count = SORTED_MOST + 1
+    sorted_before = seeded_order(42, 0, count)[:5].tolist()
+    assert step_examples(42, 0, 5, count, "sorted").tolist() == sorted_before != step_examples(42, 0, 5, count).tolist()

@@ -114,6 +114,13 @@ def test_a_run_may_be_shared_in_another_way_when_it_continues_and_is_no_other_ru
         continued(folder, ["techniques.packing=on"])
 
 
+@pytest.mark.parametrize(("written", "order"), [("", "sorted"), ("data: {order: keyed}\n", "keyed")])
+def test_a_run_of_before_orders_had_a_key_goes_on_in_its_own(written: str, order: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.recipe.write_text(f"name: run\n{written}", encoding="utf-8")
+    assert continued(folder, ["save_steps=7"]).recipe.data.order == order
+
+
 def test_no_start_is_refused_because_others_look_at_the_lock(tmp_path: Path) -> None:
     """Two who look without a pause hold the lock, shared, nearly all of the time."""
     (tmp_path / ".lock").touch()

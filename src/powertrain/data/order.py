@@ -2,16 +2,25 @@
 
 The order is built on raw Philox output, whose stream numpy keeps across versions; the order that Generator.permutation() gives
 is not promised. Source: numpy's NEP 19 (stream compatibility).
+
+Few examples are sorted by random numbers, so every order is equally likely. Of many that would take memory and time at each
+epoch; there a permutation with a key says where each place of the epoch leads, and nothing is stored. Runs that were begun
+before it was so (data.order=sorted) sort any number.
 """
 
 import bisect
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+Order = Literal["keyed", "sorted"]
+SORTED_MOST = 1 << 16                        # examples that are sorted in either order: half a MiB
+CHUNK = 1 << 12                              # places of a keyed permutation that are computed at once
+ROUNDS = 4                                   # of a keyed permutation, each of both halves
 SPLIT_STREAM = 2**64 - 1                     # the stream that draws the validation set: no epoch reaches this number
 
 
@@ -20,6 +29,34 @@ def seeded_order(seed: int, stream: int, count: int) -> npt.NDArray[np.int64]:
     key = np.array([seed, stream], dtype=np.uint64)
     # stable: two equal draws are possible, if unlikely, and must not depend on the sort's whim
     return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable").astype(np.int64, copy=False)
+
+
+def keyed_places(seed: int, stream: int, count: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return where a permutation of `count` numbers sends these places, each below `count`: (places,) int64.
+
+    A Feistel network over the bits of `count`; what it sends beyond `count` is sent on until it lies below. Sources: Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains" (cycle walking); Steele et al. 2014 (splitmix64, the round function).
+    """
+    bits = max(2, (count - 1).bit_length())
+    low = np.uint64(bits // 2)
+    low_mask, high_mask = (np.uint64((1 << width) - 1) for width in (bits // 2, bits - bits // 2))
+    keys = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).random_raw(2 * ROUNDS)
+    found = places.astype(np.uint64)
+    beyond = np.arange(len(found))
+    while len(beyond):
+        high, rest = found[beyond] >> low, found[beyond] & low_mask
+        for first, second in keys.reshape(ROUNDS, 2):
+            high ^= _mixed(rest + first) & high_mask
+            rest ^= _mixed(high + second) & low_mask
+        found[beyond] = high << low | rest
+        beyond = beyond[found[beyond] >= count]
+    return found.astype(np.int64)
+
+
+def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return words ^ words >> np.uint64(31)
 
 
 def draw_share(counts: Sequence[int], share: float, seed: int, most: int | None = None) -> list[int]:
@@ -68,7 +105,21 @@ def cursor(step: int, train_batch_size: int, examples: int) -> tuple[int, int]:
     return divmod(step * train_batch_size, examples)
 
 
-def step_examples(seed: int, step: int, train_batch_size: int, examples: int) -> npt.NDArray[np.int64]:
+@lru_cache(maxsize=4)
+def _keyed_chunk(seed: int, epoch: int, examples: int, chunk: int) -> npt.NDArray[np.int64]:
+    """Return the examples at the places of a chunk of the 0-based `epoch`: (CHUNK,) int64, fewer in the last one."""
+    places = np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, examples))
+    return keyed_places(seed, epoch, examples, places)
+
+
+def _next_part(seed: int, epoch: int, examples: int, position: int, order: Order) -> npt.NDArray[np.int64]:
+    """Return the examples of the 0-based `epoch` from `position` on, as many as are at hand."""
+    if order == "sorted" or examples <= SORTED_MOST:
+        return epoch_order(seed, epoch, examples)[position:]
+    return _keyed_chunk(seed, epoch, examples, position // CHUNK)[position % CHUNK:]
+
+
+def step_examples(seed: int, step: int, train_batch_size: int, examples: int, order: Order = "keyed") -> npt.NDArray[np.int64]:
     """Return the indices of the examples of the 0-based optimizer step `step`: (train_batch_size,) int64.
 
     The epochs run end to end: a step may finish one and begin the next, and no example is left out or seen twice.
@@ -77,10 +128,12 @@ def step_examples(seed: int, step: int, train_batch_size: int, examples: int) ->
     parts = []
     missing = train_batch_size
     while missing > 0:
-        part = epoch_order(seed, epoch, examples)[position:position + missing]
+        part = _next_part(seed, epoch, examples, position, order)[:missing]
         parts.append(part)
         missing -= len(part)
-        epoch, position = epoch + 1, 0
+        position += len(part)
+        if position == examples:
+            epoch, position = epoch + 1, 0
     return np.concatenate(parts)
 
 

@@ -156,6 +156,7 @@ class DataRecipe(Strict):
     stride: Positive | None = None               # tokens between the starts of two examples; default: block
     validation_share: Share = 0.1
     validation_split: Literal["seeded", "tail"] = "seeded"
+    order: Literal["keyed", "sorted"] = "keyed"  # of an epoch of many examples; sorted: as runs had it before this key
 
     @property
     def sources(self) -> list[str]:

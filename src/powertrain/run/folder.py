@@ -214,7 +214,7 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
     from powertrain.planner import says_shares
     from powertrain.run.belongings import found_again
 
-    here = found_again(folder.path)
+    here = [*found_again(folder.path), *([] if "data.order" in stored_recipe(folder) else ["data.order=sorted"])]
     old = resolve(str(folder.recipe), here)
     new = resolve(str(folder.recipe), [*here, *overrides])
     before, after = (dict(flat(resolved.recipe.model_dump())) for resolved in (old, new))

@@ -181,7 +181,7 @@ def build_setup(prepared: Prepared, tell: Tell = nobody) -> Setup:
     freeze(model, selection_of(recipe))
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
                         seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe),
-                        code=None if prepared.cache is None else prepared.cache / "code")
+                        order=recipe.data.order, code=None if prepared.cache is None else prepared.cache / "code")
     with draws_taken_back(setup.device):     # a confirmation may run the model, and dropout draws
         setup = apply_plan(setup, prepared.plan)
         return with_reference(setup, material, prepared.facts, prepared.plan, prepared.cache, tell)

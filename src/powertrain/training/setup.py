@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.data.example import Example
-from powertrain.data.order import step_examples
+from powertrain.data.order import Order, step_examples
 from powertrain.models.decoder import run_plainly
 from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.kernels.losses import Loss, token_loss
@@ -128,6 +128,7 @@ class Setup:
     precision: Precision
     optimizer: Optimizer
     objective: Objective = NEXT_TOKEN
+    order: Order = "keyed"                   # of an epoch's examples
     runtime: tuple[Callable[[], None], ...] = ()         # settings of the whole process, entered once: a run is one process
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
@@ -164,7 +165,8 @@ class Setup:
 
     def numbers_of(self, step: int) -> list[int]:
         """Return the indices in `examples` of what optimizer step `step` (from 0) has."""
-        return [int(index) for index in step_examples(self.seed, step, self.train_batch_size, len(self.examples))]
+        return [int(index) for index in step_examples(self.seed, step, self.train_batch_size, len(self.examples),
+                                                       self.order)]
 
     def batch_of(self, examples: Sequence[Example]) -> Batch:
         """Return one batch of these examples' documents."""
@@ -237,7 +239,7 @@ class Setup:
 
 def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
                 train_batch_size: int, seed: int, optimizer: Optimizer, objective: Objective = NEXT_TOKEN,
-                code: Path | None = None) -> Setup:
+                order: Order = "keyed", code: Path | None = None) -> Setup:
     """Return the setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed.
 
     `collate` is the plain one for the data: collate_padded where a causal model's examples differ in length.
@@ -245,7 +247,7 @@ def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Se
     return Setup(model=model, device=next(model.parameters()).device, examples=examples,
                  train_batch_size=train_batch_size, seed=seed, micro_batch=train_batch_size, arrange=in_order, collate=collate,
                  loader=load_when_needed, attention=math_attention, run_block=run_plainly, loss=token_loss,
-                 precision=Precision(), optimizer=optimizer, objective=objective, code=code)
+                 precision=Precision(), optimizer=optimizer, objective=objective, order=order, code=code)
 
 
 def _reaching(ordered: Sequence[Example], tokens: int, *, examples: int = 1) -> Sequence[Example]:
