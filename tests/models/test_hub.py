@@ -65,6 +65,7 @@ class Hub:
     files: dict[str, bytes] = field(default_factory=dict)
     refusal: tuple[int, str] | None = None         # status and X-Error-Code
     sends_on: str = ""                             # the address to which downloads of weights are sent on
+    by_xet: str = ""                               # the address of the store that is said to hold the weights in pieces
     asked: list[str] = field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
@@ -73,9 +74,14 @@ class Hub:
             return self.refusal[0], {"X-Error-Code": self.refusal[1]}, b"{}"
         if self.sends_on and path.endswith("model.safetensors"):
             return 302, {"Location": self.sends_on, "ETag": '"e"', "X-Repo-Commit": COMMIT, "X-Linked-Size": "7"}, b""
+        if path.startswith("/store/"):
+            return 404, {}, b""
+        if path == "/xet":
+            return 200, {"X-Xet-Cas-Url": self.by_xet, "X-Xet-Access-Token": "t", "X-Xet-Token-Expiration": "9999999999"}, b""
         if path.startswith(f"/org/name/resolve/{COMMIT}/"):
             content = self.files[path.rsplit("/", 1)[1].split("?")[0]]
-            return 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}, content
+            xet = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": f"{constants.ENDPOINT}/xet"} if self.by_xet else {}
+            return 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT, **xet}, content
         if "/tree/" in path:
             listing = [{"type": "file", "path": name, "size": len(content), "oid": "c" * 40}
                        for name, content in self.files.items()]
@@ -245,6 +251,14 @@ def test_a_tokenizer_that_is_not_cached_is_fetched_if_it_can_be(cache: Path, hub
 def test_a_download_that_is_sent_on_to_a_clouds_keys_is_refused(cache: Path, hub: Hub) -> None:
     hub.files, hub.sends_on = MODEL, "http://169.254.169.254/latest/meta-data/"
     assert "sends downloads on to 169.254.169.254, which lies in this machine's own network" in refusal("org/name")
+
+
+def test_another_hub_names_no_store_that_is_asked_past_that_check(cache: Path, hub: Hub,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    hub.files, hub.by_xet = MODEL, f"{constants.ENDPOINT}/store"
+    assert (find_model("org/name") / "model.safetensors").read_bytes() == b"weights"
+    assert not [path for path in hub.asked if path.startswith("/store/")]
 
 
 @pytest.mark.parametrize(("of_hub", "sent_on_to", "is_refused"), [

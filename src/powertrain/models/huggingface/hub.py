@@ -32,6 +32,7 @@ FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken
 NOT_FETCHED = ["*/*", "consolidated*", "*.fp16.*"]
 SAMPLES, SAMPLE_BYTES = 512, 4096            # of each file of weights, to know it again
 CLOCK_S, PIECE_BYTES = 2.0, 1 << 22          # times of files may be whole seconds
+HUB = "huggingface.co"
 ANSWER_S = 10.0              # to wait for the hub's first answer: what huggingface_hub waits for a file's
 
 
@@ -191,10 +192,12 @@ def is_adapter(folder: Path) -> bool:
 
 def fetch(repository: str, revision: str | None, cached: Path | None) -> Path:
     """Return the repository's cached folder, with missing files downloaded. Raises WrongUse with the reason if that fails."""
-    from huggingface_hub import HfApi, get_session, snapshot_download
+    from huggingface_hub import HfApi, constants, get_session, snapshot_download
 
     if refuse_inner not in (hooks := get_session().event_hooks["request"]):
         hooks.append(refuse_inner)
+    if urlsplit(constants.ENDPOINT).hostname != HUB:     # Xet asks wherever a hub sends it, past refuse_inner
+        constants.HF_HUB_DISABLE_XET = True
     began = time.time()
     try:
         # asked first: without an answer snapshot_download would hand out the folder in the cache, incomplete as it is
