@@ -18,7 +18,7 @@ from driver import PRELOADED
 from faulty_proxy import Fault, Proxy
 from powertrain.mirror import process as uploading
 from powertrain.mirror import waiting
-from powertrain.mirror.process import LAST_TRIES, LONGEST_PAUSE_S, Uploader, alone, pause_s, upload_all
+from powertrain.mirror.process import LAST_TRIES, LONGEST_PAUSE_S, Orders, Uploader, alone, pause_s, upload_all
 from powertrain.mirror.returning import bring_back
 from powertrain.mirror.shelf import COMPLETE, Shelf
 from powertrain.mirror.store import Store
@@ -307,3 +307,38 @@ def test_an_uploader_tells_of_its_mirror_before_it_uploads(here: Settings, run: 
     orders = uploading.Orders(over=True)
     assert Uploader(run, here, orders, lambda event: kinds.append(event.kind)).work()
     assert kinds == ["mirror", "uploaded"]
+
+
+def test_of_two_runs_that_begin_at_once_at_one_place_the_second_uploads_nothing(tmp_path: Path) -> None:
+    began, address = [], f"file://{tmp_path}/store/run"
+    for name in ("one", "two"):
+        settings = Settings(address, name)
+        settings.write(tmp_path / name)
+        began.append(Uploader(tmp_path / name, settings, Orders(over=True)))
+        wait_with(tmp_path / name, made_checkpoint(tmp_path / name, len(began)))
+        began[-1]._open()                    # nothing lies there yet
+    assert began[0].work()
+    assert not began[1].work()
+    assert [(event.name, event.cure) for event in told_in(tmp_path / "two", UploadFailed)] == [
+        ("step-000002", "nothing was overwritten")]
+    assert names_in(began[0].settings) == {"step-000001"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_deleted_there_during_its_upload_is_not_told_as_uploaded(run: Path, here: Settings,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = list[str]()
+
+    def put_manifest(self: Store, name: str, value: Any) -> None:
+        if not deleted:                      # as another run does that begins meanwhile
+            Shelf(self).clear(set())
+            deleted.append(name)
+        real(self, name, value)
+
+    real = Store.put_manifest
+    monkeypatch.setattr(Store, "put_manifest", put_manifest)
+    wait_with(run, made_checkpoint(run, 4))
+    assert upload(run)
+    assert deleted
+    assert names_in(here) == {"step-000004"}
+    assert len(told_in(run, Uploaded)) == len(told_in(run, UploadFailed)) == 1

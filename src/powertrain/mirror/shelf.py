@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import re
 import secrets
@@ -86,6 +87,7 @@ class Shelf:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._is_ours = False                # a set of the run that is published here lies here: others see it and refuse
 
     def sets(self) -> dict[str, StoredSet]:
         """Return the complete sets by name: with a whole MIRROR.json, and all objects that it lists at their sizes."""
@@ -115,6 +117,8 @@ class Shelf:
         """
         began_s, packing_s, files = time.perf_counter(), 0.0, {}
         expected = _expected(one)
+        if not self._is_ours:                # another run may have come since it was looked whether this place is free
+            self.check_run(settings.run)
         there = _read(one.name, self.store.read_manifest(f"{one.name}/{COMPLETE}"))
         if there is not None:
             self._check_run(there, settings.run)
@@ -146,6 +150,9 @@ class Shelf:
             files[name] = StoredFile(here["bytes"], here["sha256"], stored_as, entry["bytes"])
         found = StoredSet(one.name, settings.run, one.step, files, _finite(one.held_out_loss))
         self.store.put_manifest(f"{one.name}/{COMPLETE}", {"format": FORMAT, **to_plain(found)})
+        if not found.is_in(self.store.sizes(one.name)):
+            raise OSError(errno.EIO, "somebody has deleted objects there during the upload")
+        self._is_ours = True
         return Upload(found.bytes, found.stored_bytes, time.perf_counter() - began_s, packing_s)
 
     def keep_only(self, newest: int, every: int) -> list[str]:
