@@ -5,6 +5,7 @@ from powertrain.audit.rules import (
     good,
     labels,
     launching,
+    learning,
     loop,
     memory,
     model,
@@ -13,8 +14,10 @@ from powertrain.audit.rules import (
     own_code,
     processes,
     program,
+    running,
     values,
 )
 from powertrain.records.findings import rules_of
 
-RULES = rules_of(names, program, labels, optimizer, memory, data, loop, model, processes, launching, values, own_code, good)
+RULES = rules_of(names, program, running, labels, optimizer, memory, data, loop, model, processes, launching, values, own_code,
+                 learning, good)

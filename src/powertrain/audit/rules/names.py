@@ -1,12 +1,14 @@
 """Rules on names that the installed libraries do not have: arguments, keys and imports."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
+from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, is_missing, is_module, lacks, parameters
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.memory import OFFLOAD
+from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script, argument, last_name
 from powertrain.audit.subject import TRAINERS, Circumstances, Setting, Subject
 from powertrain.records.findings import Evidence, Severity
@@ -33,6 +35,9 @@ GONE: Mapping[str, str] = {
     "transformers.deepspeed": "transformers.integrations",
     "trl.commands.cli_utils": "trl.TrlParser", "trl.setup_chat_format": "chat_template_path of SFTConfig",
 }
+
+ASKING = ("version", "TYPE_CHECKING", "available")             # in tests that say which release is there
+SAID_OF_KEYS = ("transformers.TrainingArguments", "trl.SFTConfig")       # whose unknown arguments unknown_keys says
 
 
 def since(where: Circumstances) -> Severity:
@@ -98,14 +103,69 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
                     keys=", ".join(key.removeprefix("training.") for key in keys))
 
 
+def _is_guarded(script: Script, node: ast.AST) -> bool:
+    """Return whether code asks for the release first, or is ready for an error."""
+    return any(isinstance(around, ast.Try) or (isinstance(around, ast.If | ast.IfExp) and any(
+        word in script.words(around.test) for word in ASKING)) for around in script.ancestors(node))
+
+
+def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, str]]:
+    """Yield (code, dotted name) of what the script takes from a library whose release in force does not have it."""
+    for node in script.nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            asked = [(node.module, item.name) for item in node.names if item.name != "*"]
+        elif isinstance(node, ast.Import):
+            asked = [(item.name, "") for item in node.names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and is_module(
+                script.origin(node.value) or ""):
+            asked = [(script.name(node.value), node.attr)]
+        else:
+            continue
+        for module, name in asked:
+            library = module.partition(".")[0]
+            gone = module if library in LIBRARIES and is_missing(module) else f"{module}.{name}" if (
+                name and library in LIBRARIES and lacks(module, name)) else ""
+            if gone and in_force(library, where) and not _is_guarded(script, node):
+                yield node, gone
+
+
 @code_rule
 def removed_imports(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script imports names that the libraries no longer have."""
-    gone = [(node, name) for node in script.nodes if isinstance(node, ast.ImportFrom) for item in node.names
-            if (name := f"{node.module}.{item.name}") in GONE or (name := str(node.module)) in GONE]
+    gone: list[tuple[ast.AST, str]] = [
+        (node, name) for node in script.nodes if isinstance(node, ast.ImportFrom) and not _is_guarded(script, node)
+        for item in node.names if (name := f"{node.module}.{item.name}") in GONE or (name := str(node.module)) in GONE]
+    gone += [(node, name) for node, name in _lacking(script, where) if name not in {known for _, known in gone}]
     if gone:
-        says = ", ".join(f"{name} (now {GONE[name]})" for _, name in gone)
+        says = ", ".join(dict.fromkeys(f"{name} (now {GONE[name]})" if name in GONE else f"{name} (gone)" for _, name in gone))
         yield found(since(where), *dict.fromkeys(node for node, _ in gone), names=says)
+
+
+def _defined(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
+    """Return the class or function of a library that a name stands for, in the release in force."""
+    module, _, name = script.name(node).rpartition(".")
+    library = module.partition(".")[0]
+    return defined(module, name) if library in LIBRARIES and in_force(library, where) else None
+
+
+@code_rule
+def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A call of a library has arguments that its release in force does not take."""
+    said = {id(item) for section in ("training", "trainer") if section in script.sections
+            for item in script.sections[section].keywords if item.arg in REMOVED or item.arg in OF_THE_CONFIG}
+    wrong: list[tuple[ast.keyword, ast.Call]] = []
+    for call in run_nodes(script):
+        if not isinstance(call, ast.Call) or not call.keywords or _is_guarded(script, call):
+            continue
+        kind = _defined(script, call.func, where)
+        if script.name(call.func).endswith(SAID_OF_KEYS):
+            said |= {id(item) for item in call.keywords}
+        taken = parameters(kind)
+        if taken is not None:
+            wrong += [(item, call) for item in call.keywords if item.arg and item.arg not in taken and id(item) not in said]
+    if wrong:
+        says = ", ".join(dict.fromkeys(f"{item.arg} of {last_name(call.func)}" for item, call in wrong))
+        yield found("critical", *(item for item, _ in wrong), names=says)
 
 
 @code_rule

@@ -27,7 +27,7 @@ REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
 BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
 
 
-def _bound(tree: ast.AST) -> set[str]:
+def bound_names(tree: ast.AST) -> set[str]:
     """Return every name that a file binds anywhere, in whatever scope."""
     found = set[str]()
     for node in ast.walk(tree):
@@ -46,32 +46,32 @@ def _bound(tree: ast.AST) -> set[str]:
     return found
 
 
-def _is_open(tree: ast.AST) -> bool:
+def is_open(tree: ast.AST) -> bool:
     """Return whether a file may have names that its text does not bind."""
     return any((isinstance(node, ast.ImportFrom) and node.names[0].name == "*")
                or (isinstance(node, ast.Call) and last_name(node.func) in OPENS) for node in ast.walk(tree))
 
 
-def _own(script: Script) -> ast.Module:
+def own_tree(script: Script) -> ast.Module:
     return ast.Module([node for node in script.tree.body if not isinstance(node, ast.Module)], [])
 
 
 @code_rule
 def undefined_names(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The code uses a name that nothing gives a value."""
-    for tree in (_own(script), *(module.tree for module in script.modules)):
-        if _is_open(tree) or "_In[" in script.text or "# In[" in script.text:
+    for tree in (own_tree(script), *(module.tree for module in script.modules)):
+        if is_open(tree) or "_In[" in script.text or "# In[" in script.text:
             continue                                     # cells of a notebook may run in any order
-        names, inside = _bound(tree) | KNOWN, set(ast.walk(tree))
+        names, inside = bound_names(tree) | KNOWN, set(ast.walk(tree))
         lost = [node for node in script.nodes if isinstance(node, ast.Name) and node.id not in names and node in inside
                 and not any(isinstance(around, ast.Try) for around in script.ancestors(node))
-                and not _is_annotation(script, node)]
+                and not is_annotation(script, node)]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
 
 
-def _is_annotation(script: Script, node: ast.AST) -> bool:
+def is_annotation(script: Script, node: ast.AST) -> bool:
     """Return whether a name only says a type, which Python may never look at."""
     inner = node
     for around in script.ancestors(node):
@@ -86,7 +86,7 @@ def _is_annotation(script: Script, node: ast.AST) -> bool:
 def names_not_in_module(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An import names something that the project's module does not have."""
     trees = {module.file: module.tree for module in script.modules}
-    bound = {tree: _bound(tree) for tree in trees.values() if not _is_open(tree)}
+    bound = {tree: bound_names(tree) for tree in trees.values() if not is_open(tree)}
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.ImportFrom) or any(isinstance(around, ast.Try) for around in script.ancestors(node)):
             continue

@@ -1,0 +1,284 @@
+"""What the installed libraries define, read from their sources as syntax: nothing of them is imported.
+
+An answer is given only where it is sure. A module that makes names as it is loaded (`__getattr__`, compiled code) has none. TRL
+need not be installed here: trl.stub has its names and arguments in the release that it says.
+"""
+
+import ast
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from powertrain.audit.subject import Circumstances
+
+LIBRARIES = frozenset({"transformers", "trl", "peft", "datasets", "accelerate", "evaluate", "torch"})
+PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol"})
+DEEPEST = 12                                 # of imports that hand a name on, and of classes that derive
+BY_FILES = "define_import_structure("        # by which transformers hands on the names of its models
+MADE_AS_LOADED = re.compile(r"globals\(\)\.update|globals\(\)\[(?!\"__file__\"\])|vars\(\)\[")
+
+
+@dataclass(frozen=True)
+class Defined:
+    """A class or function of a library, in the file that it stands in."""
+
+    path: Path
+    node: ast.ClassDef | ast.FunctionDef
+
+
+@cache
+def root(library: str) -> Path | None:
+    """Return the file of an installed library itself, or the stub of it that is kept here; None where there is neither."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        path = Path(str(importlib.metadata.distribution(library).locate_file(f"{library}/__init__.py")))
+        if path.is_file():
+            return path
+    stub = Path(str(resources.files("powertrain") / "audit" / f"{library}.stub"))
+    return stub if stub.is_file() else None
+
+
+@cache
+def release(library: str) -> tuple[int, ...] | None:
+    """Return the release whose sources are read, as two numbers."""
+    path = root(library)
+    if path is None:
+        return None
+    kept = path.suffix == ".stub"
+    text = path.read_text(encoding="utf-8").partition("\n")[0] if kept else importlib.metadata.version(library)
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
+
+
+def in_force(library: str, where: Circumstances) -> bool:
+    """Return whether the release that is read here is the one that the subject would meet.
+
+    Where the library's own release is not known, that of transformers decides: they are installed together.
+    """
+    read, asked = release(library), where.version(library)
+    if read is None:
+        return False
+    if asked is None and library != "transformers":
+        return in_force("transformers", where)
+    return asked is not None and asked[:2] == read
+
+
+@cache
+def syntax(path: Path) -> ast.Module | None:
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        return ast.parse(path.read_text(encoding="utf-8"))
+    return None
+
+
+@cache
+def file_of(module: str) -> Path | None:
+    """Return the file of a library's module; None where it has none, or is compiled."""
+    library, *parts = module.split(".")
+    first = root(library)
+    if first is None or (parts and first.suffix == ".stub"):
+        return None
+    if not parts:
+        return first
+    path = first.parent.joinpath(*parts)
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def is_module(dotted: str) -> bool:
+    return dotted.partition(".")[0] in LIBRARIES and file_of(dotted) is not None
+
+
+@cache
+def is_missing(module: str) -> bool:
+    """Return whether a library surely has no such module."""
+    library, *parts = module.split(".")
+    first = root(library)
+    if first is None or not parts or first.suffix == ".stub" or file_of(module) is not None:
+        return False
+    above = ".".join((library, *parts[:-1]))
+    if len(parts) > 1 and is_missing(above):
+        return True
+    path, parent = first.parent.joinpath(*parts), file_of(above)
+    if path.is_dir() or any(path.parent.glob(f"{path.name}.*")) or parent is None:
+        return False
+    said = re.search(rf"\b{re.escape(parts[-1])}\b", parent.read_text(encoding="utf-8")) or re.search(
+        rf"[\"']{re.escape(parts[-1])}[\"']", first.read_text(encoding="utf-8"))
+    return said is None and "_fast" not in parts[-1]
+
+
+@cache
+def lacks(module: str, name: str) -> bool:
+    """Return whether a library's module surely has no such name."""
+    path = file_of(module)
+    if path is None or (module == "torch" and not name.startswith("_")):     # which is compiled, in good part
+        return is_missing(module)
+    names, is_open = names_in(path)
+    if name in names or is_open or (not is_missing(f"{module}.{name}") and path.suffix != ".stub"):
+        return False
+    return not (module == "transformers" and _is_of_a_model(path.parent, name))
+
+
+@cache
+def _is_of_a_model(folder: Path, name: str) -> bool:
+    """Return whether a file of the models of transformers says a name, which it then hands on."""
+    wanted = name.encode()
+    return any(wanted in file.read_bytes() for file in (folder / "models").glob("*/*.py"))
+
+
+@cache
+def names_in(path: Path) -> tuple[Mapping[str, ast.AST], bool]:
+    """Return the names that a module binds, each with what binds it, and whether there may be others."""
+    tree = syntax(path)
+    if tree is None:
+        return {}, True
+    found: dict[str, ast.AST] = {}
+    text = path.read_text(encoding="utf-8")
+    is_open = MADE_AS_LOADED.search(text) is not None or (BY_FILES in text and path != root("transformers"))
+    for node in _statements(tree.body):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            is_open = is_open or node.name == "__getattr__"
+            found[node.name] = node
+        elif isinstance(node, ast.Import):
+            found |= {item.asname or item.name.partition(".")[0]: node for item in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            other = _imported_from(path, node)
+            more, is_more_open = names_in(other) if other is not None and other != path else ({}, True)
+            is_open = is_open or is_more_open
+            found = {**dict.fromkeys(more, node), **found}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {item.asname or item.name: node for item in node.names}
+        else:
+            stored = (inner for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
+            found |= {inner.id: node for inner in stored}
+            texts = (inner for inner in ast.walk(node) if isinstance(inner, ast.Constant) and isinstance(inner.value, str))
+            found = {**{str(inner.value): inner for inner in texts if str(inner.value).isidentifier()}, **found}
+    return found, is_open
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements and those in their branches, but not those of functions and classes."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from (each for each in _statements([*node.body, *node.orelse]) if not (     # lazy: found by their files
+                isinstance(each, ast.ImportFrom) and each.names[0].name == "*"))
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.For):
+            yield from _statements([*node.body, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())])
+            for handler in getattr(node, "handlers", ()):
+                yield from _statements(handler.body)
+
+
+def _imported_from(path: Path, node: ast.ImportFrom) -> Path | None:
+    """Return the file of the module that a `from ... import` of a library's file names, if it is of a known library."""
+    if node.level:
+        folder = path.parents[node.level - 1]
+        parts = (node.module or "").split(".") if node.module else []
+        target = folder.joinpath(*parts)
+        return next((file for file in (target.with_suffix(".py") if parts else target / "__init__.py", target / "__init__.py")
+                     if file.is_file()), None)
+    module = node.module or ""
+    return file_of(module) if module.partition(".")[0] in LIBRARIES else None
+
+
+def defined(module: str, name: str) -> Defined | None:
+    """Return the class or function of this name, wherever the module has it from; None where it cannot be followed."""
+    path = file_of(module)
+    return _defined(path, name) if path is not None else None
+
+
+@cache
+def _defined(path: Path, name: str, left: int = DEEPEST) -> Defined | None:
+    names, _ = names_in(path)
+    node = names.get(name)
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return Defined(path, node)
+    if not isinstance(node, ast.ImportFrom) or not left:
+        return None
+    other = _imported_from(path, node)
+    if other is None or other == path:
+        return None
+    return _defined(other, next((item.name for item in node.names if (item.asname or item.name) == name), name), left - 1)
+
+
+def _bases(kind: Defined) -> list[Defined | None]:
+    """Return the classes that a class derives from; None for one that cannot be followed."""
+    found: list[Defined | None] = []
+    for base in kind.node.bases if isinstance(kind.node, ast.ClassDef) else ():
+        inner = base.value if isinstance(base, ast.Subscript) else base
+        name = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else ""
+        if name not in PLAIN_BASES:
+            found.append(_defined(kind.path, name) or _of_another(kind.path, name))
+    return found
+
+
+def _of_another(path: Path, name: str) -> Defined | None:
+    """Return the class of another library, as a stub names it: TrainingArguments of transformers."""
+    return defined("transformers", name) if path.suffix == ".stub" else None
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(item) for item in node.decorator_list)
+
+
+def parameters(kind: Defined | None) -> frozenset[str] | None:
+    """Return the names of the arguments that a class or function takes; None where it takes any, or they are not known."""
+    if kind is None:
+        return None
+    if isinstance(kind.node, ast.FunctionDef):
+        return _of_function(kind.node)
+    own = next((item for item in kind.node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
+    if own is not None:
+        return _of_function(own)
+    bases = _bases(kind)
+    if None in bases or any(isinstance(item, ast.FunctionDef) and item.name == "__new__" for item in kind.node.body):
+        return None
+    taken = [parameters(base) for base in bases]
+    if not _is_dataclass(kind.node):
+        return next(iter(taken), frozenset())
+    if any(each is None for each in taken):
+        return None
+    stated = (item.target for item in kind.node.body if isinstance(item, ast.AnnAssign))
+    fields = {target.id for target in stated if isinstance(target, ast.Name)}
+    return frozenset(fields.union(*(each for each in taken if each is not None)))
+
+
+def _of_function(node: ast.FunctionDef) -> frozenset[str] | None:
+    if node.args.kwarg is not None:
+        return None
+    texts = {inner.value for item in node.decorator_list for inner in ast.walk(item)
+             if isinstance(inner, ast.Constant) and isinstance(inner.value, str)}        # old names that are still taken
+    return frozenset({item.arg for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} | texts)
+
+
+def members(kind: Defined | None, left: int = DEEPEST) -> frozenset[str] | None:
+    """Return the attributes that objects of a class have of their own; None where it may have others."""
+    if kind is None or not isinstance(kind.node, ast.ClassDef) or not left or kind.path.suffix == ".stub":
+        return None
+    found = set[str]()
+    for item in ast.walk(kind.node):
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(item.name)
+        elif isinstance(item, ast.Attribute) and isinstance(item.value, ast.Name) and item.value.id == "self":
+            found.add(item.attr)
+        elif isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store):
+            found.add(item.id)
+        elif isinstance(item, ast.ImportFrom):
+            found |= {each.asname or each.name for each in item.names}
+    if "__getattr__" in found and kind.node.name != "Module":
+        return None
+    for base in _bases(kind):
+        more = members(base, left - 1)
+        if more is None:
+            return None
+        found |= more
+    return frozenset(found)
+
+
+@cache
+def gives(library: str, pattern: str, name: str) -> bool:
+    """Return whether a file of a library, of those whose names fit a pattern, defines an attribute of a name anywhere."""
+    first, word = root(library), re.escape(name.removesuffix("_id")).encode()
+    there = re.compile(rb"(def |self\.|[\"'])" + word + rb"(_id)?\b|^ +" + word + rb"(_id)?\s*[:=]", re.MULTILINE)
+    return first is None or any(there.search(file.read_bytes()) for file in first.parent.glob(pattern))

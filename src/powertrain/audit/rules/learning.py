@@ -1,0 +1,337 @@
+"""Rules on what keeps a run from learning or from going on: lost weights, losses without a graph, one process alone."""
+
+import ast
+from collections.abc import Iterator
+
+from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.labels import CAUSAL, is_copied
+from powertrain.audit.rules.launching import FSDP
+from powertrain.audit.script import FunctionNode, Script, argument, inside, last_name
+from powertrain.audit.steps import OPTIMIZERS
+from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+
+LOSSES = ("torch.nn.functional.cross_entropy", ".cross_entropy")
+SHAPING = ("view", "reshape", "permute", "transpose", "flatten", "contiguous", "float", "squeeze", "unsqueeze", "to", "mT")
+WITHOUT_GRAPH = ("item", "detach", "tolist", "numpy")
+WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
+OF_ADAPTERS = ("print_trainable_parameters", "merge_and_unload")
+KEPT = ("to", "cuda", "prepare_model_for_kbit_training", "compile", "half", "bfloat16", "float", "eval", "train")
+COLLECTIVE = ("barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "gather",
+              "reduce", "all_gather_into_tensor", "gather_object", "monitored_barrier", "reduce_scatter")
+FOR_EVERYONE = ("wait_for_everyone", "gather", "gather_for_metrics", "reduce")       # of accelerate
+# published models whose table of embeddings has not one row more than their tokenizer has tokens
+TIGHT = ("gpt2", "distilgpt2", "openai-community/gpt2", "EleutherAI/gpt-neo-1", "EleutherAI/gpt-neo-2", "meta-llama/",
+         "huggyllama/", "mistralai/Mistral-7B", "NousResearch/Llama-2", "TinyLlama/", "decapoda-research/")
+OLD_TOKENS = ("<unk>", "</s>", "<s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|finetune_right_pad_id|>")
+# by which something else steps
+STEPPING = ("deepspeed", "post_accumulate", "fused_backward", "engine", "manual_backward", "functional_optim",
+            "configure_optimizers")
+STEPS = ("step", "_step", "train_step", "update")
+BLOCKS = ("block_size", "group_texts", "chunk", "concatenate", "pad_sequence", "max_length")
+
+
+def _in_function(script: Script, function: ast.AST | None) -> Iterator[ast.AST]:
+    """Yield the nodes of a function's own code, or of the script outside of its functions."""
+    yield from inside(function) if function is not None else inside(ast.Module(
+        [node for node in script.tree.body if not isinstance(node, ast.Module)], []))
+
+
+def _given(script: Script, name: str, function: ast.AST | None) -> list[ast.Assign]:
+    """Return the assignments to a plain name in a function's own code."""
+    return [node for node in _in_function(script, function) if isinstance(node, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == name for target in node.targets)]
+
+
+@code_rule
+def optimizer_of_earlier_weights(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The optimizer is made before the model that is trained: it updates weights of an earlier one."""
+    for node in script.nodes:
+        call = node.value if isinstance(node, ast.Assign) else None
+        if not isinstance(node, ast.Assign) or not isinstance(call, ast.Call) or not script.name(call).endswith(OPTIMIZERS):
+            continue
+        first, function = argument(call, "params", 0), script.function(node)
+        names = {inner.func.value.id for inner in ast.walk(first) if isinstance(inner, ast.Call) and isinstance(
+            inner.func, ast.Attribute) and inner.func.attr in ("parameters", "named_parameters") and isinstance(
+            inner.func.value, ast.Name)} if first is not None else set()
+        again = [each.lineno for target in node.targets for each in _given(script, last_name(target), function)]
+        for name in sorted(names):
+            for later in _given(script, name, function):
+                here = script.loops(later) == script.loops(node) and any(
+                    loop.lineno > later.lineno and script.function(loop) is function for loop in script.training_loops)
+                if node.lineno < later.lineno > max(again) and here and _replaces(script, later, name):
+                    yield found("critical", node, later, name=name)
+                    return
+
+
+def _replaces(script: Script, later: ast.Assign, name: str) -> bool:
+    """Return whether an assignment freezes a model's weights around new adapters, or takes another model."""
+    call = later.value
+    if not isinstance(call, ast.Call):
+        return False
+    takes = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(call))
+    if last_name(call.func) == "get_peft_model":
+        return takes
+    return not takes and script.name(call).endswith(CAUSAL) and not script.conditions(later)
+
+
+def _root(node: ast.AST) -> ast.AST:
+    """Return what a chain of views begins with: `probs` of `probs.view(-1, 10)[:, 1:]`."""
+    while True:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SHAPING:
+            node = node.func.value
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        else:
+            return node
+
+
+def _is_softmax(script: Script, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ((last_name(node.func) == "softmax" and not _made_by(script, node.func, "LogSoftmax"))
+                                           or _made_by(script, node.func, "nn.Softmax"))
+
+
+def _made_by(script: Script, node: ast.AST, ending: str) -> bool:
+    return any(isinstance(value, ast.Call) and script.name(value).endswith(ending) for value in script.assigned(node))
+
+
+@code_rule
+def probabilities_as_logits(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The loss takes the softmax of what has been through a softmax already."""
+    for call in script.nodes:
+        if not isinstance(call, ast.Call) or not call.args or not (
+                script.name(call).endswith(LOSSES) or script.is_made_by(call.func, "nn.CrossEntropyLoss")):
+            continue
+        first, function = _root(call.args[0]), script.function(call)
+        given = [_root(node.value) for node in _given(script, first.id, function)] if isinstance(first, ast.Name) else [first]
+        given = [end for node in given for end in (_returned(script, node) or [node])]
+        if given and all(_is_softmax(script, node) for node in given):
+            yield found("critical", call, given[0])
+            return
+
+
+def _returned(script: Script, node: ast.AST) -> list[ast.AST]:
+    """Return what the `forward` of the script's own network gives, where a node calls it."""
+    kinds = script.kinds.get(last_name(node.func), frozenset()) if isinstance(node, ast.Call) else frozenset()
+    if len(kinds) != 1:
+        return []
+    kind = next((each for each in ast.walk(script.tree) if isinstance(each, ast.ClassDef) and each.name in kinds), None)
+    forward = next((item for item in kind.body if isinstance(item, FunctionNode) and item.name == "forward"),
+                   None) if kind else None
+    if forward is None:
+        return []
+    ends = [node.value for node in inside(forward) if isinstance(node, ast.Return) and node.value is not None]
+    found_: list[ast.AST] = []
+    for end in map(_root, ends):
+        made = _given(script, end.id, forward) if isinstance(end, ast.Name) else []
+        found_.append(_root(made[-1].value) if made and not script.conditions(made[-1]) else end)
+    return found_
+
+
+@code_rule
+def loss_without_graph(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """backward() begins at a number that has no graph, so no weight gets a gradient."""
+    for call in script.nodes:
+        if not isinstance(call, ast.Call) or last_name(call.func) != "backward" or not isinstance(call.func, ast.Attribute):
+            continue
+        node: ast.AST = call.args[0] if call.args else call.func.value
+        if isinstance(node, ast.Call) and last_name(node.func) == "scale" and node.args:
+            node = node.args[0]
+        if not isinstance(node, ast.Name):
+            continue
+        function = script.function(call)
+        adds = any(isinstance(each, ast.AugAssign) and last_name(each.target) == node.id
+                   for each in _in_function(script, function))
+        made = [each for each in _given(script, node.id, function) if script.module(each) is script.module(call)]
+        lost = [each for each in made if _is_without_graph(script, each)]
+        if made and len(lost) == len(made) and not adds:
+            yield found("critical", call, lost[-1], name=node.id)
+            return
+
+
+def _is_without_graph(script: Script, made: ast.Assign) -> bool:
+    """Return whether a value has no graph: `loss.item()`, `torch.tensor(loss)`, or anything reckoned in `torch.no_grad()`."""
+    call = made.value
+    if isinstance(call, ast.Call) and (script.name(call) == "torch.tensor" or (
+            isinstance(call.func, ast.Attribute) and call.func.attr in WITHOUT_GRAPH)):
+        return True
+    return any(isinstance(around, ast.With) and any(
+        script.name(item.context_expr) in WITHOUT_GRADIENTS for item in around.items) for around in script.ancestors(made))
+
+
+@code_rule
+def never_stepped(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Gradients are computed, and no optimizer step follows."""
+    made = next((call for call in script.nodes if isinstance(call, ast.Call) and script.name(call).endswith(OPTIMIZERS)), None)
+    if made is None or not script.training_loops or "trainer" in script.sections or script.says(*STEPPING):
+        return
+    steps = [node for node in script.nodes if isinstance(node, ast.Attribute) and node.attr in STEPS and not any(
+        word in script.words(node.value).lower() for word in ("sched", "prof", "bar", "env", "tqdm"))]
+    if not steps and not any(isinstance(node, ast.Call) and "step" in last_name(node.func).lower()
+                             and "sched" not in script.words(node.func).lower() for node in script.nodes):
+        yield found("critical", made, script.training_loops[0].iter if isinstance(
+            script.training_loops[0], ast.For | ast.AsyncFor) else script.training_loops[0].test)
+
+
+@code_rule
+def everything_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """All weights of the model are frozen, and it is trained."""
+    if script.says("get_peft_model", "peft_config", "PeftModel", "add_adapter", "Prompt", "lora", "LoRA"):
+        return
+    stores = [node for node in script.nodes if isinstance(node, ast.Assign) and any(
+        isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in node.targets)]
+    frees = any(not (isinstance(node.value, ast.Constant) and node.value.value is False) for node in stores) or any(
+        last_name(call.func) == "requires_grad_" and not (call.args and getattr(call.args[0], "value", None) is False)
+        for call in script.calls(".requires_grad_"))
+    for node in stores if not frees else ():
+        loop = script.parents.get(node)
+        over = loop.iter if isinstance(loop, ast.For) else None
+        if not isinstance(over, ast.Call) or last_name(over.func) != "parameters" or not isinstance(over.func, ast.Attribute) \
+                or not isinstance(over.func.value, ast.Name) or script.conditions(node):
+            continue
+        name, function = over.func.value.id, script.function(node)
+        changed = any(isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each).startswith(
+            f"{name}.") for each in script.nodes) or any(each.lineno > node.lineno for each in _given(script, name, function))
+        trained = any(_trains_it(script, each, name) and script.function(each) is function for each in script.nodes)
+        if trained and not changed:
+            yield found("critical", node, over, name=name)
+            return
+
+
+def _trains_it(script: Script, node: ast.AST, name: str) -> bool:
+    """Return whether a call makes an optimizer of a model's parameters alone, or a Trainer of the model."""
+    if not isinstance(node, ast.Call):
+        return False
+    if script.name(node).endswith(OPTIMIZERS):
+        first = argument(node, "params", 0)
+        return first is not None and ast.unparse(first) in (f"{name}.parameters()", f"list({name}.parameters())")
+    given = argument(node, "model", 0) if last_name(node.func).endswith("Trainer") else None
+    return isinstance(given, ast.Name) and given.id == name
+
+
+@code_rule
+def adapters_asked_of_base(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A model without adapters is asked for what only a model with adapters has."""
+    for call in script.nodes:
+        owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in (
+            OF_ADAPTERS) else None
+        if not isinstance(call, ast.Call) or not isinstance(owner, ast.Name) or any(
+                isinstance(around, ast.Try) for around in script.ancestors(call)):
+            continue
+        made = _given(script, owner.id, script.function(call))
+        bases = [node for node in made if isinstance(node.value, ast.Call) and script.name(node.value).startswith(
+            "transformers.") and script.name(node.value).endswith("from_pretrained")]
+        others = [node for node in made if node not in bases and not (isinstance(node.value, ast.Call) and last_name(
+            node.value.func) in KEPT)]
+        tests = {script.words(test.test) for test in script.conditions(call)}
+        wraps = [node for node in others if isinstance(node.value, ast.Call) and last_name(node.value.func) == "get_peft_model"]
+        loose = [node for node in wraps if _condition(script, node) is not None and _condition(script, node) not in tests]
+        if bases and len(loose) == len(others) and not any("hasattr" in test or "isinstance" in test for test in tests):
+            off = all(any(around in script.unused for around in (node, *script.ancestors(node))) for node in loose)
+            yield found("critical" if off else "moderate", call, bases[0], method=last_name(call.func),
+                        when=f", unless {_condition(script, loose[0])}" if loose else "")
+            return
+
+
+def _condition(script: Script, node: ast.AST) -> str | None:
+    """Return the test of the one `if` around a statement that has no `else`; None where there is another way."""
+    tests = script.conditions(node)
+    return script.words(tests[0].test) if len(tests) == 1 and not tests[0].orelse else None
+
+
+@code_rule
+def tokens_beyond_embeddings(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A token is added to the tokenizer, and the model has no embedding for it."""
+    path = subject.value("model.path") or subject.value("tokenizer.path")
+    if not isinstance(path, str) or not path.startswith(TIGHT) or "Llama-3" in path or script.says(
+            "resize_", "clone_chat_template", "setup_chat_format", "smart_tokenizer"):
+        return
+    pretrained = any(made.endswith(CAUSAL) for kinds in script.kinds.values() for made in kinds)
+    for call in script.calls(".add_special_tokens", ".add_tokens") if pretrained else ():
+        texts = [node.value for item in call.args[:1] for node in ast.walk(item) if isinstance(node, ast.Constant)]
+        values = [node.value for item in call.args[:1] if isinstance(item, ast.Dict) for value in item.values
+                  for node in ast.walk(value) if isinstance(node, ast.Constant)]
+        new = [text for text in (values or ([] if isinstance(call.args[0] if call.args else None, ast.Dict) else texts))
+               if isinstance(text, str) and text not in OLD_TOKENS]
+        if new and isinstance(call.func, ast.Attribute) and not script.conditions(call):
+            yield found("critical", call, token=new[0], path=path)
+            return
+
+
+@code_rule
+def stopping_without_score(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Early stopping is asked for without what it looks at."""
+    call = next(script.calls("transformers.EarlyStoppingCallback", "transformers.trainer_callback.EarlyStoppingCallback"), None)
+    if call is None or subject.framework not in TRAINERS or "training" not in script.sections or script.conditions(call):
+        return
+    keys = ("training.metric_for_best_model", "training.load_best_model_at_end", "training.eval_strategy")
+    if any(subject.is_unread(key) for key in keys):
+        return
+    evaluates = subject.value(keys[2]) not in (None, False, "no")
+    scored = subject.value(keys[0]) is not None or subject.on(keys[1])
+    if not evaluates or not scored:
+        yield found("critical", call, keys[2] if not evaluates else keys[0], lacks="an eval_strategy" if not evaluates else
+                    "metric_for_best_model or load_best_model_at_end")
+
+
+def _is_of_the_first(script: Script, test: ast.expr) -> bool:
+    """Return whether a test holds in one process alone: `rank == 0`, `accelerator.is_main_process`, `master_process`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(_is_of_the_first(script, each) for each in test.values)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        words, other = script.words(test.left).lower(), test.comparators[0]
+        return "rank" in words and "local" not in words and isinstance(other, ast.Constant) and other.value == 0
+    return last_name(test.func if isinstance(test, ast.Call) else test) in (
+        "is_main_process", "master_process", "is_master", "is_main", "is_rank_0", "is_world_process_zero")
+
+
+@code_rule
+def one_process_waits(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """One process alone calls what all processes have to call together, and waits for ever."""
+    sharded = {last_name(target) for call in script.calls(*FSDP) if isinstance(script.parents.get(call), ast.Assign)
+               for target in getattr(script.parents[call], "targets", ())}
+    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test) and "rank" in script.words(
+        node.test).lower() and any(_is_collective(script, inner, sharded) for inner in ast.walk(node)) for node in script.nodes)
+    for node in script.nodes:
+        if not isinstance(node, ast.If) or others or not _is_of_the_first(script, node.test):
+            continue
+        call = next((inner for statement in node.body for inner in script.reached(statement)
+                     if _is_collective(script, inner, sharded)), None)
+        if call is not None and not any(_is_collective(script, inner, sharded) for statement in node.orelse
+                                        for inner in script.reached(statement)):
+            yield found("critical", call, node.test, call=script.words(call)[:60])
+            return
+
+
+def _is_collective(script: Script, node: ast.AST, sharded: set[str]) -> bool:
+    """Return whether a call is one that all processes make together."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = script.name(node)
+    if name.startswith(("torch.distributed.", "dist.")):
+        return name.count(".") <= 2 and last_name(node.func) in COLLECTIVE
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    owner = last_name(node.func.value)
+    return (node.func.attr in FOR_EVERYONE and script.is_made_by(node.func.value, "Accelerator")) or (
+        node.func.attr == "state_dict" and owner in sharded)
+
+
+@code_rule
+def rows_of_unequal_length(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Rows of different lengths go into one batch, and nothing pads them."""
+    trainer = script.sections.get("trainer")
+    if trainer is None or subject.framework != "transformers" or not script.name(trainer).startswith("transformers.") or any(
+            item.arg is None for item in trainer.keywords) or len(trainer.args) > 2 or not script.has_call(".map"):
+        return
+    if argument(trainer, "data_collator") is not None:
+        return
+    padded = any(item.arg == "padding" for node in script.nodes if isinstance(node, ast.Call) for item in node.keywords)
+    if padded or subject.examples_per_pass in (None, 1) or script.has_call(".pad") or script.says(*BLOCKS[:-1]):
+        return
+    tokenised = any(isinstance(node, ast.Call) and script.is_made_by(node.func, "Tokenizer.from_pretrained")
+                    for node in script.nodes)
+    helped = argument(trainer, "processing_class") is not None or argument(trainer, "tokenizer") is not None
+    labels = next((node for node in script.nodes if is_copied(script, node)), None)
+    if tokenised and (not helped or labels is not None):
+        yield found("critical", trainer, labels, pads=helped)
+

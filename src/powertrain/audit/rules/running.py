@@ -1,0 +1,340 @@
+"""Rules on plain Python that ends a run: names out of reach, arguments that are refused, attributes that are not there."""
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+
+from powertrain.audit.installed import LIBRARIES, Defined, defined, gives, in_force, members, root
+from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.program import KNOWN, bound_names, is_annotation, is_open, own_tree
+from powertrain.audit.scopes import Scopes, means, run_nodes, used_before
+from powertrain.audit.script import FunctionNode, Script, last_name
+from powertrain.audit.subject import Circumstances, Subject
+
+NOTEBOOK = ("_In[", "# In[", "# %%")         # what an exported notebook has: its cells may run in any order
+PARSING = ("parse_args", "parse_known_args")
+OF_A_NAMESPACE = frozenset(dir(object)) | {"__dict__"}
+PASSED_ON = ("add_subparsers", "set_defaults", "add_parser")         # by which a parser gets arguments in other ways
+TOKENIZERS = "Tokenizer.from_pretrained"
+
+
+def _trees(script: Script) -> list[ast.Module]:
+    """Return the syntax of each file that can be asked for its names."""
+    if any(mark in script.own_text for mark in NOTEBOOK):
+        return []
+    return [tree for tree in (own_tree(script), *(module.tree for module in script.modules)) if not is_open(tree)]
+
+
+def _is_guarded(script: Script, node: ast.AST) -> bool:
+    return any(isinstance(around, ast.Try) for around in script.ancestors(node))
+
+
+@code_rule
+def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The code uses a name that only another function gives a value."""
+    trees, reached = _trees(script), set(run_nodes(script))
+    for tree in trees:
+        every = bound_names(tree)
+        guarded = any(module.tree is tree and "__main__" in module.text for module in script.modules)
+        lost = [node for node in Scopes(tree).lost if node in reached and node.id in every and node.id not in KNOWN
+                and not _is_guarded(script, node) and not is_annotation(script, node)] if not guarded else []
+        if lost:
+            yield found("critical", *{node.id: node for node in reversed(lost)}.values(),
+                        names=", ".join(dict.fromkeys(node.id for node in lost)))
+
+
+@code_rule
+def used_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A name is used above the line that first gives it a value."""
+    trees, reached = _trees(script), set(run_nodes(script))
+    for tree in trees:
+        for node, later in used_before(tree):
+            if node in reached and node.id not in KNOWN and not _is_guarded(script, node):
+                yield found("critical", node, later, name=node.id)
+                return
+
+
+@code_rule
+def options_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The code reads an option that the command line does not have."""
+    parsers = {last_name(target) for node in ast.walk(script.tree) if isinstance(node, ast.Assign)
+               and isinstance(node.value, ast.Call) and script.name(node.value) == "argparse.ArgumentParser"
+               for target in node.targets}
+    calls = [node for node in ast.walk(script.tree) if isinstance(node, ast.Call)]
+    handed_on = any(last_name(call.func) in PASSED_ON or (script.called(call) is None and any(
+        last_name(item) in parsers for item in (*call.args, *(each.value for each in call.keywords)))) or (
+        script.name(call) == "argparse.ArgumentParser" and any(item.arg in ("parents", None) for item in call.keywords))
+        for call in calls)
+    added = [call for call in calls if last_name(call.func) == "add_argument"]
+    if not parsers or "" in parsers or handed_on or any(not _flags(call) for call in added):
+        return
+    names = {name for call in added for name in _flags(call)}
+    names |= {str(node.value) for node in ast.walk(script.tree) if isinstance(node, ast.Constant)}
+    names |= {node.attr for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)
+              and not isinstance(node.ctx, ast.Load)}
+    spaces = _namespaces(script)
+    lost = [node for node in script.nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            and node.value.id in spaces and node.attr not in names | OF_A_NAMESPACE and not _is_guarded(script, node)
+            and _is_the_namespace(script, node.value)]
+    if lost:
+        yield found("critical", *{node.attr: node for node in reversed(lost)}.values(),
+                    names=", ".join(dict.fromkeys(f"--{node.attr}" for node in lost)))
+
+
+def _flags(call: ast.Call) -> set[str]:
+    """Return the names under which the command line's result has an option; none where they cannot be read."""
+    flags = [item.value for item in call.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    if len(flags) < len(call.args):
+        return set()
+    return {flag.lstrip("-").replace("-", "_") for flag in flags}        # `dest` counts as a text of the script
+
+
+def _namespaces(script: Script) -> set[str]:
+    """Return the names that only ever hold what the command line gave, or what a function was given under such a name."""
+    given: dict[str, list[ast.AST]] = {}
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+                for inner in ast.walk(target):
+                    if isinstance(inner, ast.Name):
+                        given.setdefault(inner.id, []).append(node.value if inner is first else node)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            around = script.parents.get(node)
+            if not isinstance(around, ast.Assign | ast.Tuple):
+                given.setdefault(node.id, []).append(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for name in [item.asname or item.name for item in node.names] if isinstance(
+                    node, ast.Import | ast.ImportFrom) else [node.name]:
+                given.setdefault(name, []).append(node)
+    return {name for name, values in given.items() if all(
+        isinstance(value, ast.Call) and last_name(value.func) in PARSING for value in values)}
+
+
+def _is_the_namespace(script: Script, name: ast.Name) -> bool:
+    """Return whether a name is no argument of the function around, or one that all of its calls give the namespace for."""
+    function = next((each for each in script.ancestors(name) if isinstance(each, FunctionNode) and any(
+        item.arg == name.id for item in ast.walk(each.args) if isinstance(item, ast.arg))), None)
+    calls = script.callers(function)
+    return function is None or (bool(calls) and not isinstance(script.parents.get(function), ast.ClassDef) and all(
+        any(isinstance(item, ast.Name) and item.id == name.id for item in (*call.args, *(each.value for each in call.keywords)))
+        for call in calls))
+
+
+@code_rule
+def arguments_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A call of the project's own function or class has other arguments than it takes."""
+    project = _Own(script)
+    for call in run_nodes(script):
+        if not isinstance(call, ast.Call) or any(isinstance(item, ast.Starred) for item in call.args) or _is_guarded(
+                script, call):
+            continue
+        own = project.called(call)
+        if own is None:
+            continue
+        name, spec, bound = own
+        names = [item.arg for item in (*spec.posonlyargs, *spec.args)][bound:]
+        allowed = {*names, *(item.arg for item in spec.kwonlyargs)}
+        refused = [str(item.arg) for item in call.keywords if item.arg and spec.kwarg is None and item.arg not in allowed]
+        extra = len(call.args) > len(names) and spec.vararg is None
+        required = names[len(call.args):max(len(call.args), len(names) - len(spec.defaults))]
+        of_class = bound == 1 and isinstance(call.func, ast.Name)        # missing_arguments says it of functions
+        lacks = [each for each in required if each not in {item.arg for item in call.keywords}] if of_class and all(
+            item.arg for item in call.keywords) else []
+        if refused or extra or lacks:
+            said = f"does not take {', '.join(refused)}" if refused else f"needs {', '.join(lacks)}" if lacks else (
+                f"takes {len(names)} arguments, and gets {len(call.args)}")
+            yield found("critical", call.func, name=name, said=said)
+
+
+class _Own:
+    """The project's own functions and classes, as far as their names are bound once in the whole project."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.times: Counter[str] = Counter()             # how often each name is bound, by any statement but an import
+        self.definitions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef] = {}
+        for node in ast.walk(script.tree):
+            if isinstance(node, FunctionNode | ast.ClassDef):
+                self.times[node.name] += 1
+                self.definitions[node.name] = node
+            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                self.times[node.id] += 1
+            elif isinstance(node, ast.arg):
+                self.times[node.arg] += 1
+
+    def called(self, call: ast.Call) -> tuple[str, ast.arguments, int] | None:
+        """Return (name, arguments, how many of them are bound) of the function or class that a call surely means."""
+        if isinstance(call.func, ast.Name):
+            name, node = call.func.id, self.definition(call.func)
+            if isinstance(node, ast.ClassDef):
+                spec = self._made_with(node)
+                return (name, spec, 1) if spec is not None else None
+            return (name, node.args, 0) if node is not None and not node.decorator_list else None
+        function = self.method(call)
+        kind = self.script.parents.get(function) if function is not None else None
+        if function is not None and isinstance(kind, ast.ClassDef) and not function.decorator_list and function.args.args[:1] \
+                and function.args.args[0].arg == "self":
+            return f"{kind.name}.{function.name}", function.args, 1
+        return None
+
+    def method(self, call: ast.Call) -> FunctionNode | None:
+        """Return the method that a call surely means."""
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        plain = isinstance(owner, ast.Name) and (owner.id == "self" or len(self.script.kinds.get(owner.id, ())) == 1)
+        function = self.script.called(call) if plain else None
+        return function if function is not None and self.times[function.name] == 1 else None
+
+    def definition(self, name: ast.Name) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
+        """Return the only function or class of this name, where the name surely means it."""
+        node = self.definitions.get(name.id) if self.times[name.id] == 1 else None
+        return node if node is not None and means(self.script, name, node) else None
+
+    def _made_with(self, kind: ast.ClassDef) -> ast.arguments | None:
+        """Return the arguments of the `__init__` of a class, or of the nearest own class above it; None if not known."""
+        if kind.decorator_list or kind.keywords or any(
+                isinstance(item, FunctionNode) and item.name == "__new__" for item in kind.body):
+            return None
+        own = next((item for item in kind.body if isinstance(item, FunctionNode) and item.name == "__init__"), None)
+        if own is not None:
+            return own.args if not own.decorator_list else None
+        first = kind.bases[0] if len(kind.bases) == 1 else None
+        above = self.definition(first) if isinstance(first, ast.Name) else None
+        return self._made_with(above) if isinstance(above, ast.ClassDef) and above is not kind else None
+
+
+@code_rule
+def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """As many names are filled from a function as it does not give back."""
+    project = _Own(script)
+    for node in run_nodes(script):
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        call = node.value if isinstance(node, ast.Assign) else None
+        if not isinstance(target, ast.Tuple) or not isinstance(call, ast.Call) or any(
+                isinstance(item, ast.Starred) for item in target.elts) or _is_guarded(script, node):
+            continue
+        function = project.definition(call.func) if isinstance(call.func, ast.Name) else project.method(call)
+        sizes = _returned(function) if isinstance(function, ast.FunctionDef) and not function.decorator_list else set()
+        if function is not None and sizes and len(target.elts) not in sizes and isinstance(function, ast.FunctionDef):
+            yield found("critical", target, function, name=function.name, asked=len(target.elts), given=max(sizes))
+
+
+def _returned(function: ast.FunctionDef) -> set[int]:
+    """Return the lengths of the tuples that a function gives back; none where it may give something else."""
+    sizes = set[int]()
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, FunctionNode | ast.ClassDef):
+            continue
+        if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in ast.walk(node)):
+            return set()
+        if isinstance(node, ast.Return):
+            whole = isinstance(node.value, ast.Tuple) and not any(isinstance(item, ast.Starred) for item in node.value.elts)
+            if not whole or not isinstance(node.value, ast.Tuple):
+                return set()
+            sizes.add(len(node.value.elts))
+        waiting += [child for child in ast.iter_child_nodes(node) if isinstance(
+            child, ast.stmt | ast.ExceptHandler | ast.match_case)]
+    return sizes
+
+
+def _file(script: Script, node: ast.AST) -> Path | None:
+    module = script.module(node)
+    return module.file if module is not None else None
+
+
+@code_rule
+def names_not_of_module(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A module of the project is asked for a name that it does not have."""
+    trees = {module.file: module for module in script.modules if module.file.name != "__init__.py"}
+    stored = {node.attr for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)
+              and isinstance(node.ctx, ast.Store)}
+    imported = {}
+    for (node, name), file in script.project.items():
+        for item in getattr(node, "names", ()):
+            if item.name == name and name not in sys.stdlib_module_names and file in trees and (item.asname or "." not in name):
+                imported[_file(script, node), item.asname or item.name] = trees[file]
+    times = _Own(script).times
+    for node in run_nodes(script):
+        owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
+        module = imported.get((_file(script, node), owner.id)) if isinstance(owner, ast.Name) else None
+        if module is None or not isinstance(node, ast.Attribute) or not isinstance(owner, ast.Name) or times[owner.id] \
+                or module.file == _file(script, node):
+            continue
+        names = bound_names(module.tree)
+        if not is_open(module.tree) and node.attr not in names | stored and not node.attr.startswith("__") \
+                and "__getattr__" not in names and "__main__" not in module.text and not _is_guarded(script, node):
+            yield found("critical", node, name=node.attr, module=module.path.name)
+            return
+
+
+@code_rule
+def attributes_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """An object is asked for an attribute that nothing gives it."""
+    given = {node.attr for node in ast.walk(script.tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    given |= bound_names(script.tree) | {str(node.value) for node in ast.walk(script.tree) if isinstance(node, ast.Constant)}
+    kinds: dict[ast.ClassDef, frozenset[str] | None] = {}
+    lost: dict[str, tuple[ast.Attribute, str]] = {}
+    for node in run_nodes(script):
+        owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
+        if not isinstance(node, ast.Attribute) or not isinstance(owner, ast.Name) or node.attr in given \
+                or node.attr.startswith("__") or _is_guarded(script, node):
+            continue
+        if owner.id == "self":
+            kind = next((each for each in script.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+            if kind is not None and kind not in kinds:
+                kinds[kind] = _members(script, kind, where)
+            has = kinds[kind] if kind is not None else None
+            if kind is not None and has is not None and node.attr not in has:
+                lost[node.attr] = (node, kind.name)
+        elif _lost_of_library(script, owner, node.attr, where):
+            lost[node.attr] = (node, owner.id)
+    for name, (node, whose) in lost.items():
+        yield found("critical", node, name=name, whose=whose)
+
+
+def _members(script: Script, kind: ast.ClassDef, where: Circumstances) -> frozenset[str] | None:
+    """Return what the libraries' classes that an own class derives from have; None where one of them is not known."""
+    has = frozenset(dir(object))
+    if kind.decorator_list or kind.keywords or any(isinstance(item, FunctionNode) and item.name in (
+            "__getattr__", "__getattribute__") for item in kind.body):
+        return None
+    for base in kind.bases:
+        inner = base.value if isinstance(base, ast.Subscript) else base
+        own = next((each for each in ast.walk(script.tree) if isinstance(each, ast.ClassDef)
+                    and each.name == last_name(inner)), None) if isinstance(inner, ast.Name) else None
+        more = _members(script, own, where) if own is not None and own is not kind else members(
+            _library_class(script, inner, where))
+        if more is None and script.name(inner) in ("abc.ABC", "object", "typing.Generic"):
+            more = frozenset()
+        if more is None:
+            return None
+        has |= more
+    return has
+
+
+def _library_class(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
+    """Return the class of a library that a name stands for, in the release in force."""
+    module, _, name = script.name(node).rpartition(".")
+    library = module.partition(".")[0]
+    return defined(module, name) if library in LIBRARIES and in_force(library, where) else None
+
+
+def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumstances) -> bool:
+    """Return whether a Trainer or a tokenizer is asked for what its class, in the release in force, does not have."""
+    made = script.kinds.get(owner.id, frozenset())
+    values = script.assigned(owner)
+    if not made or len(made) != 1 or not values or not all(isinstance(value, ast.Call) for value in values):
+        return False
+    kind = next(iter(made))
+    module, _, last = kind.rpartition(".")
+    if kind.endswith(TOKENIZERS) and kind.startswith("transformers.") and in_force("transformers", where):
+        remote = script.says("trust_remote_code", "add_tokens_method")
+        return not remote and root("transformers") is not None and not gives("transformers", "tokenization_*.py", name) \
+            and not gives("transformers", "models/*/tokenization_*.py", name)
+    if module.partition(".")[0] in LIBRARIES and in_force(module.partition(".")[0], where) and last.endswith("Trainer"):
+        has = members(defined(module, last))
+        return has is not None and name not in has
+    return False

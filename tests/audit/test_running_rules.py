@@ -1,0 +1,126 @@
+"""The rules on what ends a run or keeps it from learning: each fires where its cause is, and is silent in a near miss."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+from audit_subjects import software
+from code_cases import ARGUMENTS, HEAD, MADE, PARALLEL, PLAIN, loop
+from running_cases import CALLED, FIRST, HELPER, NETWORK, PARSED, RUNNING_CASES
+
+from powertrain.audit.audit import read_subject
+from powertrain.audit.installed import LIBRARIES, defined, is_missing, lacks, parameters, release
+from powertrain.audit.rules import RULES
+from powertrain.audit.subject import Circumstances
+
+BY_NAME = {rule.name: rule for rule in RULES}
+WITH_RELEASES = Circumstances(software=software())
+
+
+def said(name: str, text: str, folder: Path, where: Circumstances = WITH_RELEASES) -> list[str]:
+    path = folder / "train.py"
+    path.write_text(text, encoding="utf-8")
+    return [finding.why for finding in BY_NAME[name].find(read_subject(path), where)]
+
+
+@pytest.mark.parametrize("name", RUNNING_CASES)
+def test_a_rule_fires_where_its_cause_is(name: str, tmp_path: Path) -> None:
+    assert len(said(name, RUNNING_CASES[name][0], tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", RUNNING_CASES)
+def test_a_rule_is_silent_in_its_near_miss(name: str, tmp_path: Path) -> None:
+    assert said(name, RUNNING_CASES[name][1], tmp_path) == []
+
+
+@pytest.mark.parametrize("line", ["from transformers import AdamW", "from trl import PPOTrainer",
+                                  "import transformers.deepspeed",
+                                  "from datasets import load_metric", "import transformers\nprint(transformers.TextDataset)"])
+def test_names_that_the_release_in_force_does_not_have_are_said(line: str, tmp_path: Path) -> None:
+    assert len(said("removed_imports", f"{line}\n{HEAD}{ARGUMENTS}", tmp_path)) == 1
+    guarded = "try:\n    " + line.replace("\n", "\n    ") + "\nexcept (ImportError, AttributeError):\n    pass\n"
+    assert said("removed_imports", guarded + HEAD + ARGUMENTS, tmp_path) == []
+
+
+@pytest.mark.parametrize("line", ["from transformers import LlamaForCausalLM, Trainer, set_seed", "from trl import SFTTrainer",
+                                  "from datasets import Features, load_dataset", "from torch.utils.data import DataLoader",
+                                  "from transformers.trainer_utils import get_last_checkpoint",
+                                  "from torch.cuda.amp import autocast"])
+def test_names_that_it_has_are_not(line: str, tmp_path: Path) -> None:
+    assert said("removed_imports", f"{line}\n{HEAD}{ARGUMENTS}", tmp_path) == []
+
+
+def test_an_older_release_is_not_judged_by_this_one(tmp_path: Path) -> None:
+    older = Circumstances(software=software("4.30.0"))
+    assert said("arguments_not_taken", RUNNING_CASES["arguments_not_taken"][0], tmp_path, older) == []
+    assert not any("(gone)" in why for why in said("removed_imports", f"from transformers import Nothing\n{HEAD}{ARGUMENTS}",
+                                                   tmp_path, older))
+
+
+def test_what_is_read_of_the_libraries_is_what_they_have() -> None:
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    asked = [name for name in dir(transformers) if not name.startswith("_")][::25]
+    assert asked
+    assert not [name for name in asked if lacks("transformers", name)]
+    assert not [name for name in dir(peft) if not name.startswith("__") and lacks("peft", name)]
+    fields = parameters(defined("transformers", "TrainingArguments"))
+    assert fields is not None
+    assert set(transformers.TrainingArguments.__dataclass_fields__) <= fields
+
+
+def test_trl_is_known_without_being_installed() -> None:
+    fields = parameters(defined("trl", "GRPOConfig"))
+    assert fields is not None
+    assert {"num_generations", "learning_rate", "bf16"} <= fields - {"max_prompt_length"} == fields
+    assert release("trl") == (1, 16) or importlib.metadata.version("trl")
+    assert is_missing("torch._six")
+    assert "trl" in LIBRARIES
+
+
+def test_a_trainer_is_asked_for_what_it_has(tmp_path: Path) -> None:
+    own = "class Own(Trainer):\n    def compute_loss(self, model, inputs, **kwargs):\n        return self.{name}\n" + ARGUMENTS
+    own += "Own(model, args).train()\n"
+    assert len(said("attributes_missing", HEAD + own.format(name="tokenizer"), tmp_path)) == 1
+    assert said("attributes_missing", HEAD + own.format(name="processing_class"), tmp_path) == []
+    unknown = "class Unknown(Missing):\n    def train(self):\n        self.other()\n"
+    assert said("attributes_missing", HEAD + unknown + ARGUMENTS, tmp_path) == []
+
+
+@pytest.mark.parametrize("more", ["parser.add_argument(f'--{NAME}')\n", "deepspeed.add_config_arguments(parser)\n",
+                                  "parser.set_defaults(batchsize=3)\n"])
+def test_a_command_line_that_cannot_be_read_is_not_judged(more: str, tmp_path: Path) -> None:
+    assert said("options_missing", HEAD + PARSED.format(name="batchsize", more=""), tmp_path)
+    assert said("options_missing", HEAD + PARSED.format(name="batchsize", more=more), tmp_path) == []
+
+
+@pytest.mark.parametrize(("call", "fires"), [("train()", False), ("train(1, 2, 3)", True), ("train(*rows)", False),
+                                             ("train(1, **told)", False), ("train = other\ntrain(1, step=3)", False)])
+def test_only_a_call_that_is_surely_the_projects_own_is_judged(call: str, fires: bool, tmp_path: Path) -> None:
+    assert bool(said("arguments_refused", HEAD + MADE + CALLED + call + "\n", tmp_path)) == fires
+
+
+def test_a_class_is_made_with_the_arguments_of_its_init(tmp_path: Path) -> None:
+    text = HEAD + NETWORK.format(name="head").replace("__init__(self)", "__init__(self, width)")
+    assert said("arguments_refused", loop(*PLAIN).replace(HEAD, text), tmp_path) == [
+        "Net needs width: the call ends the run in a TypeError"]
+    assert said("arguments_refused", loop(*PLAIN).replace(HEAD, text.replace("Net()", "Net(8)")), tmp_path) == []
+
+
+def test_a_function_that_may_give_something_else_is_not_judged(tmp_path: Path) -> None:
+    text = HEAD + ARGUMENTS + HELPER.format(returned="steps, 8, 9").replace("steps = 8", "if rows:\n        return rows")
+    assert said("unpacked_wrongly", text + "one, two = sizes()\n", tmp_path) == []
+
+
+def test_the_first_barrier_of_a_pair_is_met_by_the_second(tmp_path: Path) -> None:
+    pair = "if dist.get_rank() != 0:\n    dist.barrier()\nif dist.get_rank() == 0:\n    dist.barrier()\n"
+    assert said("one_process_waits", loop(*PLAIN, before=PARALLEL + pair), tmp_path) == []
+    assert said("one_process_waits", loop(*PLAIN, before=PARALLEL, after=FIRST.format(waits="        ")), tmp_path)
+
+
+def test_a_module_of_the_project_has_the_names_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("a project")
+    (tmp_path / "sizes.py").write_text("width = 8\n")
+    assert said("names_not_of_module", HEAD + "import sizes\nprint(sizes.width)\n" + ARGUMENTS, tmp_path) == []
+    assert said("names_not_of_module", HEAD + "import sizes\nprint(sizes.depth)\n" + ARGUMENTS, tmp_path)
