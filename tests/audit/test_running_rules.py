@@ -124,3 +124,9 @@ def test_a_module_of_the_project_has_the_names_that_are_read(tmp_path: Path) -> 
     (tmp_path / "sizes.py").write_text("width = 8\n")
     assert said("names_not_of_module", HEAD + "import sizes\nprint(sizes.width)\n" + ARGUMENTS, tmp_path) == []
     assert said("names_not_of_module", HEAD + "import sizes\nprint(sizes.depth)\n" + ARGUMENTS, tmp_path)
+
+
+@pytest.mark.parametrize(("asks", "fires"), [("print(model.vocab)", True), ("print(model.training)", False),
+                                             ("print(model.module.vocab)", False), ("print(model.device_ids)", False)])
+def test_an_attribute_of_the_model_is_not_one_of_its_wrapper(asks: str, fires: bool, tmp_path: Path) -> None:
+    assert bool(said("method_of_wrapped_model", loop(*PLAIN, before=PARALLEL, after=f"{asks}\n"), tmp_path)) == fires

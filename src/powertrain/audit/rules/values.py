@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from powertrain.audit.installed import defined, in_force, members
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
@@ -109,15 +110,21 @@ def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -
 def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A method of the model is called on the wrapper of several processes, which does not have it."""
     severity: Severity = "low" if where.has_one_device else "critical"
-    wrappings = list(script.calls(*PARALLEL, ".prepare"))
-    for call in script.nodes:
-        owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
-        if not isinstance(owner, ast.Name) or not isinstance(call, ast.Call) or last_name(call.func) in OF_ANY_MODULE:
+    wrappings = list(script.calls(*PARALLEL, ".prepare", "torch.nn.DataParallel"))
+    own = members(defined("torch.nn.parallel", "DistributedDataParallel")) if in_force("torch", where) else None
+    for node in script.nodes:
+        owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
+        if not isinstance(node, ast.Attribute) or not isinstance(owner, ast.Name) or node.attr in OF_ANY_MODULE or (
+                node.attr in (own or ())):
             continue
-        function = script.function(call)
-        wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, wrappings, call, owner)
+        around = script.parents[node]
+        call = around if isinstance(around, ast.Call) and around.func is node else None
+        if call is None and (own is None or any(isinstance(test, ast.Try) for test in script.ancestors(node))):
+            continue                                     # what is no method may be anything that torch gives its wrapper
+        function = script.function(node)
+        wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, wrappings, node, owner)
         if wrapping is not None and not _unwraps(script, function or script.tree, owner.id):
-            yield found(severity, call, wrapping, method=last_name(call.func), name=owner.id)
+            yield found(severity, call or node, wrapping, method=node.attr, name=owner.id)
             return
 
 
@@ -131,9 +138,10 @@ def _given_wrapped(script: Script, function: FunctionNode | None, owner: ast.Nam
     return given[0] if given and given[0].arg == owner.id else None
 
 
-def _wrapped_before(script: Script, wrappings: list[ast.Call], call: ast.Call, owner: ast.Name) -> ast.Call | None:
+def _wrapped_before(script: Script, wrappings: list[ast.Call], call: ast.AST, owner: ast.Name) -> ast.Call | None:
     """Return the call that wrapped a model of this name, above and in the same function."""
-    return next((node for node in wrappings if node.lineno < call.lineno and isinstance(script.parents[node], ast.Assign)
+    line = getattr(call, "lineno", 0)
+    return next((node for node in wrappings if node.lineno < line and isinstance(script.parents[node], ast.Assign)
                  and owner.id in _takes_the_wrapped(node, script.parents[node])
                  and script.function(node) is script.function(call) and script.module(node) is script.module(call)), None)
 
