@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from powertrain.records import WrongUse
-from powertrain.web.asking import Asking, Superseded
+from powertrain.web.asking import Answer, Asking, Superseded
 
 # answers each line with its words; waits at `slow`, and ends at `die`
 PROGRAM = """
@@ -102,3 +102,9 @@ def test_a_question_that_nobody_waits_for_any_more_answers_no_other(tmp_path):
         return await said(asking, ["plan"])
 
     assert asked(tmp_path, work)["words"] == ["plan"]
+
+
+def test_a_problem_of_a_form_names_no_command_line():
+    problem = "max_steps is -5; use 1 or more"
+    assert Answer(2, ({"event": "error", "message": f"command line: {problem}"},)).problem == problem
+    assert Answer(2, ({"event": "error", "message": problem},)).problem == problem

@@ -27,10 +27,12 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """Return why there is no answer, or "". """
+        """Return why there is no answer, or "". What was asked stood in a form, whatever the command takes it for."""
         error = next((line for line in self.lines if line.get("event") == "error"), None)
-        return str(error["message"]) if error else "" if self.code in (0, 4, 5) else "powertrain could not answer this; the " \
-            "terminal that runs `powertrain ui` says why"
+        if error is not None:
+            return str(error["message"]).removeprefix("command line: ")
+        is_answer = self.code in (0, 4, 5)
+        return "" if is_answer else "powertrain could not answer this; the terminal that runs `powertrain ui` says why"
 
     def event(self, kind: str) -> dict[str, Any]:
         """Return the line of this kind. Raises WrongUse with the problem where there is none."""
