@@ -8,11 +8,11 @@ import sys
 import pytest
 from runs_written import write_run
 
-from powertrain.recipe import Recipe, flat
+from powertrain.recipe import Recipe, flat, resolve
 from powertrain.records import WrongUse
 from powertrain.web import new_run_pages
 from powertrain.web.places import NotThere, Places, opened
-from powertrain.web.settings import asked
+from powertrain.web.settings import SETTINGS, asked
 
 
 @pytest.fixture
@@ -280,3 +280,12 @@ def test_uploads_are_few_and_leave_room(client, root, monkeypatch):
     monkeypatch.setattr(new_run_pages, "FREE_BYTES", 1 << 60)
     assert "no room" in client.put("/uploads/b.csv", b"a\n").json()["problem"]
     assert len(list((root / "uploads").iterdir())) == 1
+
+
+def test_the_help_tells_what_an_empty_rate_means():
+    told = next(one.help for one in SETTINGS if one.key == "learning_rate")
+    of_model = {rate: resolve(None, ["model=org/name", f"method={method}", "data=rows.jsonl"]).recipe.learning_rate
+                for method, rate in (("lora", "2e-4 for LoRA"), ("full", "2e-5 for all weights"))}
+    assert of_model == {words: float(words.split()[0]) for words in of_model if words in told}
+    assert "scratch" not in told             # there the recipe says, also the one that is taken where none is chosen
+    assert resolve(None, ["data=text.txt"]).recipe.name == "default"

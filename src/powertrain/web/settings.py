@@ -41,14 +41,14 @@ WHAT = (
                                    "JSONL, CSV or Parquet; text may be anything."),
     Setting("data.format", "Format", "How a row is read, such as messages or alpaca. Empty: found by looking at the rows."))
 HOW = (
-    Setting("train_time_s", "Time, seconds", "The run gets as many steps as fit into this time. Empty: epochs or steps say.",
+    Setting("train_time_s", "Time, seconds", "The run gets as many steps as fit into this time. Empty: the recipe says.",
             kind="number"),
-    Setting("num_train_epochs", "Epochs", "How often each example is seen. The default is 1.", kind="number"),
+    Setting("num_train_epochs", "Epochs", "How often each example is seen: once, if nothing says otherwise.", kind="number"),
     Setting("max_steps", "Steps", "The number of updates, in place of epochs.", kind="number"),
     Setting("train_batch_size", "Batch", "Examples in one update. It is split where the memory needs it, with the same result.",
             kind="number"),
-    Setting("learning_rate", "Learning rate", "The default follows the method: 2e-4 for LoRA, 2e-5 for all weights, 1e-3 from "
-                                              "scratch.", kind="number"),
+    Setting("learning_rate", "Learning rate", "Empty: the recipe's, or the method's: 2e-4 for LoRA, 2e-5 for all weights.",
+            kind="number"),
     Setting("data.max_length", "Longest example, tokens", "Of a trained model's rows. Longer ones are cut or dropped.",
             kind="number"),
     Setting("data.block", "Block, tokens", "Of text from scratch: how much the model sees at once.", kind="number"),
