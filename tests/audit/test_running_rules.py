@@ -45,6 +45,7 @@ def test_names_that_the_release_in_force_does_not_have_are_said(line: str, tmp_p
 
 
 @pytest.mark.parametrize("line", ["from transformers import LlamaForCausalLM, Trainer, set_seed", "from trl import SFTTrainer",
+                                  "from transformers import T5TokenizerFast",
                                   "from datasets import Features, load_dataset", "from torch.utils.data import DataLoader",
                                   "from transformers.trainer_utils import get_last_checkpoint",
                                   "from torch.cuda.amp import autocast"])

@@ -20,6 +20,7 @@ LIBRARIES = frozenset({"transformers", "trl", "peft", "datasets", "accelerate", 
 PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol"})
 DEEPEST = 12                                 # of imports that hand a name on, and of classes that derive
 BY_FILES = "define_import_structure("        # by which transformers hands on the names of its models
+OF_OTHERS = ("Tokenizer", "TokenizerFast", "ImageProcessorFast")     # of which transformers 5 gives another class
 MADE_AS_LOADED = re.compile(r"globals\(\)\.update|globals\(\)\[(?!\"__file__\"\])|vars\(\)\[")
 
 
@@ -111,6 +112,8 @@ def is_missing(module: str) -> bool:
 @cache
 def lacks(module: str, name: str) -> bool:
     """Return whether a library's module surely has no such name."""
+    if name.endswith(OF_OTHERS):
+        return False
     path = file_of(module)
     if path is None or (module == "torch" and not name.startswith("_")):     # which is compiled, in good part
         return is_missing(module)
