@@ -224,6 +224,17 @@ def test_loss_that_is_not_finite_stops_the_run_with_the_cure(cli: Cli, tiny: lis
     assert (error["kind"], error["loss"] in ("nan", "inf")) == ("loss_not_finite", True)
 
 
+def test_a_run_whose_held_out_loss_is_not_finite_in_the_end_fails_and_writes_no_model(cli: Cli, tmp_path: Path) -> None:
+    """The weights may be finite, and each step that is not may have been taken back."""
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    words = ["data=text.txt", "data.tokenizer=char", "data.block=16", "model.family=gpt2", "model.layers=1", "model.width=16",
+             "model.heads=2", "train_time_s=null", "max_steps=6", "eval_steps=0", "save_steps=2", "sample.tokens=0",
+             "learning_rate=1e8", "max_grad_norm=0", "on_nan=rewind", "techniques.threads=off"]
+    found = cli("train", *words, "--output", "run")
+    assert_refused(found, "held-out loss after step 6 is not finite", code=1)
+    assert not (tmp_path / "run" / "model").exists()
+
+
 def test_the_embedded_recipe_trains_on_text_without_the_characters_of_its_own_prompt(
         cli: Cli, tiny: list[str], tmp_path: Path) -> None:
     (tmp_path / "verse.txt").write_text("to be or not to be that is the question\n" * 40)

@@ -176,3 +176,4 @@ def test_addresses_that_are_refused(address: str, why: str) -> None:
 
 def test_what_is_told_of_an_error_holds_no_signature() -> None:
     assert told(ValueError("GET https://host/key?X-Amz-Signature=secret failed\nand more")) == "GET https://host/key"
+    assert told(ValueError('no connection to "https://host/key?signed=1"')) == 'no connection to "https://host/key"'

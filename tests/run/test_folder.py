@@ -16,7 +16,7 @@ import pytest
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
-from powertrain.run.folder import RunFolder, continued, create, list_runs, locked, stored_recipe, write_beginning
+from powertrain.run.folder import RunFolder, continued, create, existing, list_runs, locked, stored_recipe, write_beginning
 
 
 def test_runs_of_the_same_minute_are_listed_in_the_order_in_which_they_began(tmp_path: Path) -> None:
@@ -96,6 +96,11 @@ def test_a_recipe_that_no_run_wrote_is_refused(tmp_path: Path, recipe: str, orig
         folder.origins.write_text(origins)
     with pytest.raises(WrongUse, match=says):
         stored_recipe(folder)
+
+
+def test_an_address_in_place_of_a_run_is_named_as_one() -> None:
+    with pytest.raises(WrongUse, match="is an address, and this wants a run's folder"):
+        existing(Path("file:///mnt/nas"))
 
 
 def test_a_recipe_without_origins_is_read_with_unknown_ones(tmp_path: Path) -> None:

@@ -263,4 +263,5 @@ def cure_of(error: BaseException, address: str) -> str | None:
 def told(error: BaseException) -> str:
     """Return an error in a few words, without the addresses and headers that libraries add, which may hold secrets."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return text.splitlines()[0].partition("?")[0][:200]
+    text = text.splitlines()[0].partition("?")[0][:200]
+    return text + '"' * (text.count('"') % 2)            # of an address that was cut

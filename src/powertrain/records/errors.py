@@ -82,16 +82,18 @@ class NotDurable(RunFailed):
 
 
 class LossNotFinite(RunFailed):
-    """The loss of step `step` is `loss`: "nan", "inf" or "-inf", as text, for JSON has no such numbers.
+    """The loss of step `step`, or the held-out one after it, is `loss`: "nan", "inf" or "-inf", for JSON has no such numbers.
 
     Where only some passes of the step have such a loss, `examples` are the numbers (from 0) of the training examples in them,
     in the first process that has one: `process`, None in a run of one process.
     """
 
-    def __init__(self, step: int, loss: float, *, process: int | None = None, examples: tuple[int, ...] = ()):
+    def __init__(self, step: int, loss: float, *, process: int | None = None, examples: tuple[int, ...] = (),
+                 held_out: bool = False):
+        what = f"held-out loss after step {step:,}" if held_out else f"loss of step {step:,}"
         by = "" if process is None else f" of process {process}"
         where = f"; it comes from a pass{by} with the training examples {named(examples)}" if examples else ""
-        super().__init__(f"the loss of step {step:,} is not finite ({loss}){where}; the checkpoints before it are untouched. "
+        super().__init__(f"the {what} is not finite ({loss}){where}; the checkpoints before it are untouched. "
                          f"{LOWER}", keys=("learning_rate", "max_grad_norm"))
         self.step, self.loss, self.process, self.examples = step, str(loss), process, examples
 

@@ -137,7 +137,8 @@ def existing(path: Path) -> RunFolder:
     folder = RunFolder(path)
     if not folder.recipe.is_file():
         there = ("holds no run: recipe.yaml is missing" if path.is_dir() else
-                 "is a file, and a run is a folder" if path.exists() else "does not exist")
+                 "is a file, and a run is a folder" if path.exists() else
+                 "is an address, and this wants a run's folder" if ":" in path.parts[0] else "does not exist")
         raise WrongUse(f"{path} {there}; `powertrain runs list` shows the runs in {RUNS}/")
     return folder
 

@@ -7,6 +7,7 @@ second try draws other masks than the first, because its passes are others.
 
 import contextlib
 import gc
+import math
 import os
 import shutil
 import time
@@ -21,7 +22,7 @@ from powertrain.models.adapters.files import save_model
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, events, to_plain
 from powertrain.records.checkpoints import by_loss, newest_checkpoint, set_aside_after
-from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit
+from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit, LossNotFinite
 from powertrain.records.json_files import write_json
 from powertrain.run import bad_steps, ending, saving
 from powertrain.run.best import take_best
@@ -186,6 +187,8 @@ def _evaluate(part: Part, *, final: bool = False) -> None:
     if not final or step not in part.state.evaluations:  # what is compared is of the same examples
         part.state.evaluations[step] = found.loss
     part.emit(replace(found, step=step, final=final, weights_step=part.weights_step))
+    if final and not math.isfinite(found.loss):          # weights may be finite, and too large to compute with
+        raise LossNotFinite(step, found.loss, held_out=True)
     with part.state.optimizer.averaged():
         if final and (told := measure_adapters(part.setup.model)):
             part.emit(events.Adapters(step=step, modules=to_plain(told)))
