@@ -112,7 +112,8 @@ def test_of_two_commands_on_one_run_one_trains_and_the_other_refuses(world: Worl
             assert codes in ({0, 2}, {0}), (first.said[-1000:], second.said[-1000:])
             refused = first if first.code == 2 else second
             if 2 in codes:
-                assert any(words in refused.said for words in ("another process is training in", "already holds a run"))
+                said = ("another process is training in", "already holds a run")
+                assert any(words in refused.said for words in said), refused.said
             began = [event for event in read_all_events(folder / "run" / "events.jsonl") if isinstance(event, (Start, Resume))]
             assert len(began) == 1 or codes == {0}       # one after the other: the second found the first one's end
             check_recovered(world, folder, AGAIN)

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +16,19 @@ import pytest
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
-from powertrain.run.folder import RunFolder, continued, create, existing, list_runs, locked, stored_recipe, write_beginning
+from powertrain.run import part
+from powertrain.run.folder import (
+    RunFolder,
+    check_free,
+    continued,
+    create,
+    existing,
+    list_runs,
+    locked,
+    stored_recipe,
+    write_beginning,
+)
+from powertrain.training.ranks import ALONE
 
 
 def test_runs_of_the_same_minute_are_listed_in_the_order_in_which_they_began(tmp_path: Path) -> None:
@@ -124,6 +136,32 @@ def test_a_run_of_before_orders_had_a_key_goes_on_in_its_own(written: str, order
     folder = RunFolder(tmp_path)
     folder.recipe.write_text(f"name: run\n{written}", encoding="utf-8")
     assert continued(folder, ["save_steps=7"]).recipe.data.order == order
+
+
+def test_a_run_that_another_process_made_while_the_lock_was_waited_for_is_kept(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def late(folder: RunFolder) -> Iterator[None]:
+        with locked(folder):
+            folder.recipe.write_text("name: other\n", encoding="utf-8")
+            yield
+
+    monkeypatch.setattr(part.run_folder, "locked", late)
+    recipe = resolve(None, [f"output_dir={tmp_path / 'run'}"]).recipe
+    with pytest.raises(WrongUse, match="already holds a run"), part._in_folder(ALONE, lambda: create(recipe), is_new=True):
+        pass
+
+
+def test_a_run_that_begins_while_its_folder_is_looked_at_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Path.iterdir
+
+    def begun(path: Path) -> list[Path]:
+        (tmp_path / "recipe.yaml").write_text("name: other\n", encoding="utf-8")
+        return list(listed(path))
+
+    monkeypatch.setattr(Path, "iterdir", begun)
+    with pytest.raises(WrongUse, match="already holds a run"):
+        check_free(tmp_path)
 
 
 def test_no_start_is_refused_because_others_look_at_the_lock(tmp_path: Path) -> None:

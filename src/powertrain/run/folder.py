@@ -108,13 +108,13 @@ def create(recipe: Recipe) -> RunFolder:
 def check_free(path: Path) -> None:
     """Raise WrongUse where a new run would find a file, another run or something else."""
     folder = RunFolder(path)
+    if path.exists() and not path.is_dir():
+        raise WrongUse(f"the output folder {path} is a file; name another folder with --output")
+    # an empty folder is free, and what a run left that ended before its recipe was written; looked at first, for one may begin
+    left = [entry.name for entry in path.iterdir() if not entry.name.endswith((".tmp", ".draft"))] if path.is_dir() else []
     if folder.recipe.exists() or folder.events.exists():
         raise WrongUse(f"{path} already holds a run; continue that run with `powertrain train --resume {path}`, or choose "
                        "another folder with --output")
-    if path.exists() and not path.is_dir():
-        raise WrongUse(f"the output folder {path} is a file; name another folder with --output")
-    # an empty folder is free, and what a run left that ended before its recipe was written
-    left = [entry.name for entry in path.iterdir() if not entry.name.endswith((".tmp", ".draft"))] if path.is_dir() else []
     refuse_links(folder)
     if not BEGINNINGS.issuperset(left) or ("checkpoints" in left and any(folder.checkpoints.iterdir())):
         raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")

@@ -246,8 +246,8 @@ class Part:
 def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, ranks: Ranks = ALONE) -> Iterator[Part]:
     """Open a new run: its folder, locked, and a setup with the plan in force. Writes the first and the last event."""
     refuse_what_does_not_fit(prepared)
-    with (_in_folder(ranks, lambda: run_folder.create(prepared.recipe)) as folder, ranks.watched(folder.path) as ranks,
-          listen() as interrupt):
+    with (_in_folder(ranks, lambda: run_folder.create(prepared.recipe), is_new=True) as folder,
+          ranks.watched(folder.path) as ranks, listen() as interrupt):
         record = Record(EventLog(folder.events), listener, ranks)
         record.show(events.Folder(path=str(folder.path), processes=ranks.world))
         _show_beginning(prepared, record)
@@ -323,13 +323,15 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
 
 
 @contextlib.contextmanager
-def _in_folder(ranks: Ranks, find: Callable[[], RunFolder]) -> Iterator[RunFolder]:
+def _in_folder(ranks: Ranks, find: Callable[[], RunFolder], *, is_new: bool = False) -> Iterator[RunFolder]:
     """Enter the run's folder: the writer finds it and locks it, and all processes use that one."""
     with contextlib.ExitStack() as held:
         found = RunFolder(Path())
         if ranks.is_writer:
             found = find()
             held.enter_context(run_folder.locked(found))
+            if is_new:                       # another may have begun there, and ended, while the lock was waited for
+                run_folder.check_free(found.path)
             found.lock.write_text(f"{os.getpid()} {socket.gethostname()} {time.time_ns()}")
         found = ranks.agree(found)
         seen = ranks.each(found.lock.read_text() if found.lock.is_file() else "")
