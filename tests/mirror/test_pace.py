@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from made_sets import made_checkpoint, wait_with
 
-from powertrain.mirror import pace, process, store
+from powertrain.mirror import pace, store
 from powertrain.mirror.pace import CREDIT_S, SHARE, Pace
 from powertrain.mirror.process import Orders, Uploader
-from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store, hash_of
-from powertrain.mirror.waiting import Settings, all_waiting
+from powertrain.mirror.waiting import Settings
 
 
 class Clock:
@@ -85,7 +84,7 @@ def test_a_store_rests_after_each_piece(tmp_path: Path, monkeypatch: pytest.Monk
         rests += 1
 
     there = Store(f"file://{tmp_path}/store")
-    there.between(rest, paced=True)
+    there.keep_pace(rest)
     monkeypatch.setattr(store, "COPIED_BYTES", 1000)
     monkeypatch.setattr(store, "READ_BYTES", 1000)
     file = tmp_path / "weights"
@@ -101,7 +100,8 @@ def test_no_part_is_on_its_way_to_s3_while_another_rests(paced: bool, tmp_path: 
     there, file = Store("s3://bucket/run"), tmp_path / "weights"
     monkeypatch.setattr(there.files, "put_file", lambda *_, **more: sent.append(more))
     file.write_bytes(b"x")
-    there.between(lambda: None, paced=paced)
+    if paced:
+        there.keep_pace(lambda: None)
     there._send(file, "bucket/run/weights")
     assert sent[0]["max_concurrency"] == (1 if paced else 2)
 
@@ -119,24 +119,3 @@ def test_an_upload_is_paced_where_the_training_needs_every_core(paced: bool, tmp
     assert bool(rested) is paced
     orders.over = False
     assert not any(is_over() for is_over in rested)
-
-
-def test_sets_that_no_longer_wait_take_no_disk_while_another_is_uploaded(tmp_path: Path, run: Path,
-                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(store, "COPIED_BYTES", 1000)
-    settings = Settings(f"file://{tmp_path}/store/run", "this-run", paced=True)
-    settings.write(run)
-    wait_with(run, made_checkpoint(run, 2))
-    seen: list[set[str]] = []
-
-    def rest(self: Pace) -> None:
-        seen.append({one.name for one in all_waiting(run)})
-        if len(seen) == 1:
-            wait_with(run, made_checkpoint(run, 3))
-            wait_with(run, made_checkpoint(run, 4))
-
-    monkeypatch.setattr(Pace, "rest", rest)
-    assert Uploader(run, settings, Orders(over=True)).work()
-    assert seen[:2] == [{"step-000002"}, {"step-000002", "step-000004"}]
-    assert set(Shelf(Store(settings.address)).sets()) == {"step-000002", "step-000004"}

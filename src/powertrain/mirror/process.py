@@ -97,9 +97,6 @@ class Uploader:
         self._shelf: Shelf | None = None
         self._failures: dict[str, Failure] = {}          # by set; "" for the mirror as a whole
         self._rebuilt: set[str] = set()                  # names of sets that were told of
-        self._in_hand: str | None = None                 # the name of the set that is being uploaded
-        self._pace = Pace(is_over=lambda: orders.over or orders.gone) if settings.paced else None
-        self._looked_s = time.monotonic()
 
     def work(self) -> bool:
         """Upload until nothing more will come; return whether everything is uploaded."""
@@ -139,25 +136,18 @@ class Uploader:
             store.drop_unfinished()
         shelf.clear({one.name for one in all_waiting(self.run)})
         self._shelf = shelf
-        store.between(self._between_pieces, paced=self._pace is not None)        # from now on the training does not wait
+        if self.settings.paced:              # from now on the training does not wait
+            store.keep_pace(Pace(is_over=lambda: self.orders.over or self.orders.gone).rest)
         self._tell(events.MirrorReady(address=self.settings.address, seconds=time.perf_counter() - began_s))
-
-    def _between_pieces(self) -> None:
-        """Rest where the training needs every core, and free what the sets take that no longer wait: an upload may last."""
-        if self._pace is not None:
-            self._pace.rest()
-        if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
-            self._wanted()
 
     def _wanted(self) -> list[Waiting]:
         """Return the sets to upload, in order. A checkpoint whose place a newer one has taken waits no longer."""
-        self._looked_s = time.monotonic()
         sets, wanted = all_waiting(self.run), []
         for one in sets:
             if one.rebuilt and one.name not in self._rebuilt:
                 self._rebuilt.add(one.name)
                 self._tell(events.WaitingRebuilt(step=one.step, name=one.name, path=str(one.path / ABOUT)))
-            if one.name == self._in_hand or one.is_wanted(sets, self.settings.keep_every):
+            if one.is_wanted(sets, self.settings.keep_every):
                 wanted.append(one)
                 continue
             remove(one)
@@ -167,11 +157,7 @@ class Uploader:
 
     def _upload(self, one: Waiting) -> None:
         assert self._shelf is not None
-        self._in_hand = one.name
-        try:
-            found = self._shelf.publish(one, self.settings, self.run / FOLDER / PACKED)
-        finally:
-            self._in_hand = None
+        found = self._shelf.publish(one, self.settings, self.run / FOLDER / PACKED)
         remove(one)
         gone: list[str] = []
         with contextlib.suppress(Exception): # tried again after the next upload

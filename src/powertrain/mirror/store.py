@@ -49,7 +49,7 @@ class Store:
         from fsspec.core import url_to_fs
 
         self.address = check_address(address)
-        self._after_piece: Callable[[], None] = lambda: None
+        self._rest: Callable[[], None] = lambda: None
         self._parts_at_once = 2              # to S3
         self.scheme = self.address.partition("://")[0]
         try:
@@ -59,9 +59,9 @@ class Store:
             raise WrongUse(f"{self.scheme}:// needs a library that is not installed ({error.name or error}); "
                            f"`pip install 'powertrain[{extra}]'` installs it") from None
 
-    def between(self, pieces: Callable[[], None], *, paced: bool) -> None:
-        """Call `pieces` from now on after each piece of a file; where it is paced, nothing else is on its way meanwhile."""
-        self._after_piece, self._parts_at_once = pieces, 1 if paced else 2
+    def keep_pace(self, rest: Callable[[], None]) -> None:
+        """Call `rest` from now on after each piece of a file, where nothing else is on its way that would wait too long."""
+        self._rest, self._parts_at_once = rest, 1
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -89,7 +89,7 @@ class Store:
         with open(file, "rb", buffering=0) as source, open(to, "wb") as copy:
             while got := source.readinto(piece):
                 copy.write(piece[:got])
-                self._after_piece()
+                self._rest()
         sync(to)
         sync(to.parent)
 
@@ -102,7 +102,7 @@ class Store:
         if self.scheme == "s3":
             more = {"chunksize": part_bytes(file.stat().st_size), "max_concurrency": self._parts_at_once}
         if self.scheme in ("s3", "gs"):      # the others say nothing in between, or with other parts on their way
-            more["callback"] = Callback(hooks={"piece": lambda *_, **__: self._after_piece()})
+            more["callback"] = Callback(hooks={"rest": lambda *_, **__: self._rest()})
         self.files.put_file(str(file), path, **more)
 
     def _holds(self, file: Path, name: str, sha256: str) -> bool:
@@ -172,7 +172,7 @@ class Store:
         with self.open(name) as file:
             while chunk := file.read(READ_BYTES):
                 yield chunk
-                self._after_piece()
+                self._rest()
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Return the bytes of all objects in a folder of the store, by name."""
