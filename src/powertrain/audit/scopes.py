@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from powertrain.audit.script import FunctionNode, Loop, Script, inside
@@ -163,6 +164,7 @@ def means(script: Script, name: ast.Name, node: FunctionNode | ast.ClassDef) -> 
         module.file.stem, module.file.parent.name)
 
 
+@lru_cache(maxsize=2)                        # of both ways to start a script
 def run_nodes(script: Script) -> tuple[ast.AST, ...]:
     """Return the syntax that a run comes to: the script's own, what its modules do as they are loaded, and what these call.
 

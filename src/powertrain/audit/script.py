@@ -61,7 +61,7 @@ class Module:
     last: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)        # what is worked out of one is kept by identity
 class Script:
     """A parsed script, with the modules of its project below it (project.py). Nothing of it is ever run."""
 

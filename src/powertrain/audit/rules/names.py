@@ -141,7 +141,7 @@ def removed_imports(script: Script, subject: Subject, where: Circumstances) -> F
         yield found(since(where), *dict.fromkeys(node for node, _ in gone), names=says)
 
 
-def _defined(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
+def of_library(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
     """Return the class or function of a library that a name stands for, in the release in force."""
     module, _, name = script.name(node).rpartition(".")
     library = module.partition(".")[0]
@@ -157,7 +157,7 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
     for call in run_nodes(script):
         if not isinstance(call, ast.Call) or not call.keywords or _is_guarded(script, call):
             continue
-        kind = _defined(script, call.func, where)
+        kind = of_library(script, call.func, where)
         if script.name(call.func).endswith(SAID_OF_KEYS):
             said |= {id(item) for item in call.keywords}
         taken = parameters(kind)

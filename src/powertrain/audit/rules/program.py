@@ -4,6 +4,7 @@ import ast
 import builtins
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.names import since
@@ -12,6 +13,7 @@ from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
                                     "display"}
+KEPT = 64                    # files of which it is known what they bind: several rules ask
 OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
 # argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
 GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
@@ -27,7 +29,8 @@ REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
 BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
 
 
-def bound_names(tree: ast.AST) -> set[str]:
+@lru_cache(maxsize=KEPT)
+def bound_names(tree: ast.AST) -> frozenset[str]:
     """Return every name that a file binds anywhere, in whatever scope."""
     found = set[str]()
     for node in ast.walk(tree):
@@ -43,15 +46,17 @@ def bound_names(tree: ast.AST) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.Global | ast.Nonlocal):
             found |= set(node.names)
-    return found
+    return frozenset(found)
 
 
+@lru_cache(maxsize=KEPT)
 def is_open(tree: ast.AST) -> bool:
     """Return whether a file may have names that its text does not bind."""
     return any((isinstance(node, ast.ImportFrom) and node.names[0].name == "*")
                or (isinstance(node, ast.Call) and last_name(node.func) in OPENS) for node in ast.walk(tree))
 
 
+@lru_cache(maxsize=2)
 def own_tree(script: Script) -> ast.Module:
     return ast.Module([node for node in script.tree.body if not isinstance(node, ast.Module)], [])
 

@@ -3,10 +3,12 @@
 import ast
 import sys
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
-from powertrain.audit.installed import LIBRARIES, Defined, defined, gives, in_force, members, root
+from powertrain.audit.installed import LIBRARIES, defined, gives, in_force, members, root
 from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.names import of_library
 from powertrain.audit.rules.program import KNOWN, bound_names, is_annotation, is_open, own_tree
 from powertrain.audit.scopes import Scopes, means, run_nodes, used_before
 from powertrain.audit.script import FunctionNode, Script, last_name
@@ -125,7 +127,7 @@ def _is_the_namespace(script: Script, name: ast.Name) -> bool:
 @code_rule
 def arguments_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call of the project's own function or class has other arguments than it takes."""
-    project = _Own(script)
+    project = _own(script)
     for call in run_nodes(script):
         if not isinstance(call, ast.Call) or any(isinstance(item, ast.Starred) for item in call.args) or _is_guarded(
                 script, call):
@@ -204,10 +206,15 @@ class _Own:
         return self._made_with(above) if isinstance(above, ast.ClassDef) and above is not kind else None
 
 
+@lru_cache(maxsize=2)
+def _own(script: Script) -> _Own:
+    return _Own(script)
+
+
 @code_rule
 def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """As many names are filled from a function as it does not give back."""
-    project = _Own(script)
+    project = _own(script)
     for node in run_nodes(script):
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
         call = node.value if isinstance(node, ast.Assign) else None
@@ -256,7 +263,7 @@ def names_not_of_module(script: Script, subject: Subject, where: Circumstances) 
         for item in getattr(node, "names", ()):
             if item.name == name and name not in sys.stdlib_module_names and file in trees and (item.asname or "." not in name):
                 imported[_file(script, node), item.asname or item.name] = trees[file]
-    times = _Own(script).times
+    times = _own(script).times
     for node in run_nodes(script):
         owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
         module = imported.get((_file(script, node), owner.id)) if isinstance(owner, ast.Name) else None
@@ -306,20 +313,13 @@ def _members(script: Script, kind: ast.ClassDef, where: Circumstances) -> frozen
         own = next((each for each in ast.walk(script.tree) if isinstance(each, ast.ClassDef)
                     and each.name == last_name(inner)), None) if isinstance(inner, ast.Name) else None
         more = _members(script, own, where) if own is not None and own is not kind else members(
-            _library_class(script, inner, where))
+            of_library(script, inner, where))
         if more is None and script.name(inner) in ("abc.ABC", "object", "typing.Generic"):
             more = frozenset()
         if more is None:
             return None
         has |= more
     return has
-
-
-def _library_class(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
-    """Return the class of a library that a name stands for, in the release in force."""
-    module, _, name = script.name(node).rpartition(".")
-    library = module.partition(".")[0]
-    return defined(module, name) if library in LIBRARIES and in_force(library, where) else None
 
 
 def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumstances) -> bool:
