@@ -19,10 +19,42 @@ STOPPED = ("from transformers import EarlyStoppingCallback\nargs = TrainingArgum
 TRAINED = ARGUMENTS + MAPPED + "Trainer(model=model, args=args, train_dataset=rows{more}).train()\n"
 FIRST = "    if dist.get_rank() == 0:\n        print(loss)\n{waits}dist.barrier()\n"
 ADDED = HEAD + HF + TOKENIZER + "tokenizer.add_special_tokens({'pad_token': '[PAD]'})\n"
+SPREAD = "model = AutoModelForCausalLM.from_pretrained('gpt2', device_map={where})\nTrainer(model, args).train()\n"
+LOADED = "model = AutoModelForCausalLM.from_pretrained('gpt2', dtype={dtype})\n"
+TALKED = "ids = tokenizer.apply_chat_template(talk, return_tensors='pt'{more})\nprint(model.generate(input_ids=ids))\n"
+SIZED = ("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--size', default=8{more})\n"
+         "told = parser.parse_args()\nprint(told.size * 2)\n")
+LOGGED = ("def train():\n    if dist.get_rank() == 0:\n        writer = open('log')\n{more}    loss = model(data).mean()\n"
+          "    loss.backward()\n    print(writer)\n")
+QUANTISED = ("from peft import LoraConfig\nfrom transformers import BitsAndBytesConfig\n"
+             "bits = BitsAndBytesConfig(load_in_4bit=True)\n"
+             "model = AutoModelForCausalLM.from_pretrained('gpt2', quantization_config=bits)\n"
+             "SFTTrainer(model, args=SFTConfig('out', {precision}=True), peft_config=LoraConfig(), train_dataset=rows)\n")
 # rule -> (a script where it fires, its near miss)
 RUNNING_CASES: dict[str, tuple[str, str]] = {
     "arguments_not_taken": (HEAD + "from peft import LoraConfig\nLoraConfig(r=8, rank=8)\n" + ARGUMENTS,
                             HEAD + "from peft import LoraConfig\nLoraConfig(r=8, lora_alpha=8)\n" + ARGUMENTS),
+    "arguments_lacking": (HEAD + HF + "accelerator = Accelerator()\nloss = model(batch).loss\naccelerator.backward()\n",
+                          HEAD + HF + "accelerator = Accelerator()\nloss = model(batch).loss\naccelerator.backward(loss)\n"),
+    "dtype_as_dotted_text": (HEAD + LOADED.format(dtype="'torch.bfloat16'") + ARGUMENTS,
+                             HEAD + LOADED.format(dtype="'bfloat16'") + ARGUMENTS),
+    "chat_template_gives_a_dictionary": (HEAD + HF + TOKENIZER + TALKED.format(more="") + ARGUMENTS,
+                                         HEAD + HF + TOKENIZER + TALKED.format(more=", return_dict=False") + ARGUMENTS),
+    "refused_by_python": (HEAD + ARGUMENTS.replace("'out'", "'out', output_dir='there'"), HEAD + ARGUMENTS),
+    "modules_missing": ("from utils.prompter import Prompter\n" + HEAD + ARGUMENTS,
+                        "try:\n    from utils.prompter import Prompter\nexcept ImportError:\n    pass\n" + HEAD + ARGUMENTS),
+    "option_stays_text": (HEAD + SIZED.format(more="") + ARGUMENTS, HEAD + SIZED.format(more=", type=int") + ARGUMENTS),
+    "option_always_true": (HEAD + PARSED.format(name="batch_size", more="parser.add_argument('--packed', type=bool)\n"),
+                           HEAD + PARSED.format(name="batch_size", more="parser.add_argument('--packed', type=str)\n")),
+    "given_on_one_process": (HEAD + MADE + LOGGED.format(more="") + "train()\n",
+                             HEAD + MADE + LOGGED.format(more="    else:\n        writer = None\n") + "train()\n"),
+    "rank_as_device": (loop(*PLAIN, before=PARALLEL + "torch.cuda.set_device(dist.get_rank())\n"),
+                       loop(*PLAIN, before=PARALLEL + "torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())\n")),
+    "scaler_refuses_bf16": (HEAD + QUANTISED.format(precision="fp16"), HEAD + QUANTISED.format(precision="bf16")),
+    "trainer_never_trains": (HEAD + HF + ARGUMENTS + "trainer = Trainer(model, args)\n",
+                             HEAD + HF + ARGUMENTS + "trainer = Trainer(model, args)\ntrainer.train()\n"),
+    "device_map_in_processes": (HEAD + ARGUMENTS + SPREAD.format(where="'auto'"),
+                                HEAD + ARGUMENTS + SPREAD.format(where="None")),
     "names_out_of_reach": (
         HEAD + "def first():\n    width = 8\n    return width\ndef second():\n    return first() * width\n" + ARGUMENTS
         + "second()\n",

@@ -81,7 +81,7 @@ SETTING_CASES: dict[str, tuple[Case, Case]] = {
     "flash_attention_unfit": (
         case(where=here(TURING), model__attn_implementation="flash_attention_2"),
         case(where=here(gpu("NVIDIA L40S", (8, 9), 48)), model__attn_implementation="flash_attention_2")),
-    "four_bit_compute_type": (case(**FOUR_BIT), case(quantisation__bnb_4bit_compute_dtype="torch.bfloat16", **FOUR_BIT)),
+    "four_bit_compute_type": (case(**FOUR_BIT), case(quantisation__bnb_4bit_compute_dtype="bfloat16", **FOUR_BIT)),
     "four_bit_needless": (
         case(where=here(gpu(), DATA, model(method="qlora", frozen_dtype="nf4")), **FOUR_BIT),
         case(where=here(gpu("NVIDIA RTX 4070", (8, 9), 12), DATA, model(method="qlora", frozen_dtype="nf4", layers=32,
@@ -92,8 +92,8 @@ SETTING_CASES: dict[str, tuple[Case, Case]] = {
         case(where=H100, training__fp16=True, training__bf16=False),
         case(where=here(TURING), training__fp16=True),
     ),
-    "fp16_weights_unscaled": (case("transformers", training__fp16=True, model__path="x", model__dtype="torch.float16"),
-                              case("transformers", training__fp16=True, model__path="x", model__dtype="torch.float32")),
+    "fp16_weights_unscaled": (case("transformers", training__fp16=True, model__path="x", model__dtype="float16"),
+                              case("transformers", training__fp16=True, model__path="x", model__dtype="float32")),
     "fp16_without_tensor_cores": (case(where=here(gpu("NVIDIA GTX 1080", (6, 1), 8)), training__fp16=True),
                                   case(where=here(TURING), training__fp16=True)),
     "fp32_on_half_hardware": (case("transformers", H100, training__learning_rate=5e-5),
@@ -179,6 +179,9 @@ SETTING_CASES: dict[str, tuple[Case, Case]] = {
     ),
     "tokenizers_parallelism": (case(environment__TOKENIZERS_PARALLELISM="true", training__dataloader_num_workers=4),
                                case(environment__TOKENIZERS_PARALLELISM="true", training__dataloader_num_workers=0)),
+    "qlora_of_eight_bits": (
+        case("axolotl", quantisation__load_in_4bit=True, quantisation__load_in_8bit=True),
+        case("axolotl", quantisation__load_in_4bit=True, quantisation__load_in_8bit=False)),
     "unknown_keys": (
         case("modelforge", extra={"unknown": {"use_flash": True}}, training__bf16=True),
         case("modelforge", training__bf16=True),

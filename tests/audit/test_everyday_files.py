@@ -20,14 +20,17 @@ from powertrain.records.findings import Finding
 EVERYDAY = Path(__file__).parent / "everyday"
 BY_NAME = {rule.name: rule for rule in RULES}
 EXPECTED: dict[str, dict[str, str]] = {
-    "trainer.py": {"device_map_auto": "low", "pad_is_end": "critical", "half_weights_trained": "moderate",
+    "trainer.py": {"device_map_auto": "low", "device_map_in_processes": "critical",
+                   "pad_is_end": "critical", "half_weights_trained": "moderate",
                    "padding_to_max_length": "moderate", "prompts_trained": "moderate", "removed_names": "moderate"},
-    "qlora_sft.py": {"removed_names": "moderate", "adapters_with_spilled_optimizer": "low", "double_quantisation_off": "low",
+    "qlora_sft.py": {"removed_names": "moderate", "device_map_in_processes": "critical",
+                     "adapters_with_spilled_optimizer": "low", "double_quantisation_off": "low",
                      "lora_dropout_cost": "low", "lora_on_attention_only": "low", "lora_scaling": "low",
                      "remote_code_unpinned": "moderate", "warmup_without_effect": "moderate"},
     "accelerate_loop.py": {"checkpoint_cannot_resume": "moderate", "documents_concatenated": "low",
                            "optimizer_not_fused": "low"},
-    "nano_train.py": {"compiled_names_saved": "low", "logging_each_step": "low", "pickle_loaded": "low"},
+    "nano_train.py": {"modules_missing": "critical", "compiled_names_saved": "low",
+                      "logging_each_step": "low", "pickle_loaded": "low"},
     "plain_loop.py": {"checkpoint_cannot_resume": "moderate", "item_each_step": "moderate", "padding_to_max_length": "moderate",
                       "loop_in_fp32": "moderate",
                       "padding_trained": "critical", "optimizer_not_fused": "low", "tokenised_each_epoch": "low"},

@@ -53,6 +53,62 @@ def test_names_that_it_has_are_not(line: str, tmp_path: Path) -> None:
     assert said("removed_imports", f"{line}\n{HEAD}{ARGUMENTS}", tmp_path) == []
 
 
+@pytest.mark.parametrize(("lines", "fires"), [
+    ("settings = {'r': 8}\nsettings['ranks'] = 8\nLoraConfig(**settings)\n", True),
+    ("settings = {'r': 8}\nsettings.pop('r')\nLoraConfig(**settings)\n", False),
+    ("settings = dict(r=8, ranks=8)\nLoraConfig(**settings)\n", True), ("LoraConfig(**told)\n", False),
+    ("tokenizer = AutoTokenizer.from_pretrained('gpt2')\ntokenizer.push_to_hub('x', use_temp_dir=False)\n", True),
+    ("class Own(Trainer):\n    def __init__(self, tokenizer):\n        super().__init__(tokenizer=tokenizer)\nOwn(1)\n", True),
+    ("class Base(Trainer):\n    pass\nclass Own(Base):\n    pass\nOwn(tokeniser=1)\n", True),
+    ("class Own(Trainer):\n    def __init__(self, tokenizer):\n        super().__init__()\nOwn(tokenizer=1)\n", False)])
+def test_arguments_are_looked_up_wherever_a_library_takes_them(lines: str, fires: bool, tmp_path: Path) -> None:
+    text = HEAD + "from peft import LoraConfig\n" + lines + ARGUMENTS
+    assert bool(said("arguments_not_taken", text, tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("line", "fires"), [
+    ("from accelerate import DistributedType\nprint(DistributedType.TPU)\n", True),
+    ("from accelerate import DistributedType\nprint(DistributedType.MULTI_GPU.value)\n", False),
+    ("from huggingface_hub import Repository\n", True), ("from huggingface_hub import HfApi, create_repo\n", False),
+    ("print(AutoTokenizer.from_pretrained)\n", False)])
+def test_a_class_and_the_hub_are_asked_for_what_they_have(line: str, fires: bool, tmp_path: Path) -> None:
+    assert bool(said("removed_imports", HEAD + line + ARGUMENTS, tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("name", "fires"), [("overwrite_output_dir", True), ("output_dir", False), ("own", False)])
+def test_the_arguments_of_the_command_line_have_their_attributes(name: str, fires: bool, tmp_path: Path) -> None:
+    text = ("from dataclasses import dataclass\nfrom transformers import HfArgumentParser\n"
+            "@dataclass\nclass Own:\n    own: int = 1\ndef told(args):\n    return args.{name}\n"
+            "parser = HfArgumentParser((Own, TrainingArguments))\n"
+            "own, args = parser.parse_args_into_dataclasses()\nTrainer(None, args).train()\nprint(told(args))\n")
+    assert bool(said("attributes_missing", HEAD + text.format(name=name), tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("lines", "fires"), [
+    ("def rows(tokenizer):\n    return tokenizer.batch_encode_plus(['x'])\nrows(None)\n", True),
+    ("def rows(tokenizer):\n    return tokenizer(['x'])\nrows(None)\n", False),
+    ("class Tokenizer:\n    pass\ndef rows(tokenizer):\n    return tokenizer.batch_encode_plus(['x'])\nrows(None)\n", False)])
+def test_tokenizers_have_lost_methods(lines: str, fires: bool, tmp_path: Path) -> None:
+    assert bool(said("attributes_missing", HEAD + lines + ARGUMENTS, tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("key", "fires"), [("warmup_ratio: 0.1", True), ("overwrite_output_dir: true", False)])
+def test_a_config_of_llama_factory_has_the_arguments_of_transformers(key: str, fires: bool, tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(f"model_name_or_path: x\nstage: sft\nfinetuning_type: lora\ntemplate: llama3\ncutoff_len: 512\n{key}\n")
+    assert bool(list(BY_NAME["removed_names"].find(read_subject(path), WITH_RELEASES))) == fires
+    assert not list(BY_NAME["removed_names"].find(read_subject(path), Circumstances()))
+
+
+def test_a_module_that_the_project_has_is_not_missing(tmp_path: Path) -> None:
+    text = "from utils.prompter import Prompter\n" + HEAD + ARGUMENTS
+    (tmp_path / "utils").mkdir()
+    assert said("modules_missing", text, tmp_path)
+    (tmp_path / "utils" / "prompter.py").write_text("class Prompter:\n    pass\n")
+    assert said("modules_missing", text, tmp_path) == []
+    assert said("modules_missing", "import sys\nsys.path.insert(0, 'lib')\nimport helpers\n" + HEAD + ARGUMENTS, tmp_path) == []
+
+
 def test_an_older_release_is_not_judged_by_this_one(tmp_path: Path) -> None:
     older = Circumstances(software=software("4.30.0"))
     assert said("arguments_not_taken", RUNNING_CASES["arguments_not_taken"][0], tmp_path, older) == []

@@ -23,7 +23,7 @@ import yaml
 from powertrain.audit.config_values import Told, told
 from powertrain.audit.expressions import Expressions, Scope, is_known, plain
 from powertrain.audit.parsing import read_text
-from powertrain.audit.script import parse
+from powertrain.audit.project import parse
 from powertrain.audit.subject import Framework, Setting, Subject
 from powertrain.recipe import spellings
 from powertrain.recipe.plain_yaml import LONGEST_NUMBER, Yaml

@@ -302,7 +302,7 @@ class _Follower(Expressions):
         if launched is not None:                         # `notebook_launcher(train, args=(…))`, `fire.Fire(train)`
             self.enter(launched[0], expressions.Arguments(launched[1], {}))
         value = known_calls.result(made, self.script)
-        if made.name.endswith(".parse_args_into_dataclasses") and isinstance(value, tuple):
+        if made.last in known_calls.INTO_DATACLASSES and isinstance(value, tuple):
             self.followed.calls += [item for item in value if isinstance(item, Made)]
         return value
 

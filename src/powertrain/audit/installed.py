@@ -16,8 +16,10 @@ from pathlib import Path
 
 from powertrain.audit.subject import Circumstances
 
-LIBRARIES = frozenset({"transformers", "trl", "peft", "datasets", "accelerate", "evaluate", "torch"})
-PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol"})
+LIBRARIES = frozenset({"transformers", "trl", "peft", "datasets", "accelerate", "evaluate", "huggingface_hub", "torch"})
+PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol", "str"})
+OF_ENUMS = frozenset({"name", "value"})
+ENUMS = frozenset({"Enum", "StrEnum", "IntEnum"})
 DEEPEST = 12                                 # of imports that hand a name on, and of classes that derive
 BY_FILES = "define_import_structure("        # by which transformers hands on the names of its models
 OF_OTHERS = ("Tokenizer", "TokenizerFast", "ImageProcessorFast")     # of which transformers 5 gives another class
@@ -211,7 +213,7 @@ def _bases(kind: Defined) -> list[Defined | None]:
     for base in kind.node.bases if isinstance(kind.node, ast.ClassDef) else ():
         inner = base.value if isinstance(base, ast.Subscript) else base
         name = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else ""
-        if name not in PLAIN_BASES:
+        if name not in PLAIN_BASES | ENUMS:
             found.append(_defined(kind.path, name) or _of_another(kind.path, name))
     return found
 
@@ -247,6 +249,19 @@ def parameters(kind: Defined | None) -> frozenset[str] | None:
     return frozenset(fields.union(*(each for each in taken if each is not None)))
 
 
+def required(kind: Defined | None) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the arguments that a class, function or method has to have: those with a place in order, and the others."""
+    node = kind.node if kind is not None else None
+    own = node if isinstance(node, ast.FunctionDef) else next((
+        item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None) if node else None
+    if own is None or own.decorator_list or own.args.vararg is not None:
+        return (), frozenset()
+    names = [item.arg for item in (*own.args.posonlyargs, *own.args.args)]
+    alone = {item.arg for item, default in zip(own.args.kwonlyargs, own.args.kw_defaults, strict=True) if default is None}
+    given = names[:len(names) - len(own.args.defaults)]
+    return tuple(given[1:] if names[:1] == ["self"] else given), frozenset(alone)
+
+
 def _of_function(node: ast.FunctionDef) -> frozenset[str] | None:
     if node.args.kwarg is not None:
         return None
@@ -257,9 +272,10 @@ def _of_function(node: ast.FunctionDef) -> frozenset[str] | None:
 
 def members(kind: Defined | None, left: int = DEEPEST) -> frozenset[str] | None:
     """Return the attributes that objects of a class have of their own; None where it may have others."""
-    if kind is None or not isinstance(kind.node, ast.ClassDef) or not left or kind.path.suffix == ".stub":
+    if kind is None or not isinstance(kind.node, ast.ClassDef) or not left or (
+            kind.path.suffix == ".stub" and not _is_dataclass(kind.node)):
         return None
-    found = set[str]()
+    found = set(OF_ENUMS) if any(ast.unparse(base).rpartition(".")[2] in ENUMS for base in kind.node.bases) else set[str]()
     for item in ast.walk(kind.node):
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(item.name)
@@ -277,6 +293,24 @@ def members(kind: Defined | None, left: int = DEEPEST) -> frozenset[str] | None:
             return None
         found |= more
     return frozenset(found)
+
+
+def method(kind: Defined | None, name: str, left: int = DEEPEST) -> Defined | None:
+    """Return what a class's objects have under a method's name; None where it cannot be followed.
+
+    A method that hands all that it takes on to the one above it counts as that one.
+    """
+    if kind is None or not isinstance(kind.node, ast.ClassDef) or not left:
+        return None
+    own = next((item for item in kind.node.body if isinstance(item, ast.FunctionDef) and item.name == name), None)
+    if own is not None and f"super().{name}(*args, **kwargs)" not in ast.unparse(own):
+        return Defined(kind.path, own)
+    for base in _bases(kind):
+        above = method(base, name, left - 1)
+        has = members(base) if above is None else None
+        if above is not None or has is None or name in has:
+            return above
+    return None
 
 
 @cache

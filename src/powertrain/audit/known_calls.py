@@ -32,7 +32,8 @@ READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.l
 SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
 OF_THE_MACHINE = ("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")      # what only a run tells
 UNSET = Unread("a variable that only a launcher sets")
-MAIN_METHODS = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
+INTO_DATACLASSES = ("parse_args_into_dataclasses", "parse_args_and_config")          # of HfArgumentParser, of TrlParser
+MAIN_METHODS = ("parse_args", "parse_known_args", *INTO_DATACLASSES)
 
 
 def result(made: Made, script: Script) -> Any:
@@ -40,7 +41,7 @@ def result(made: Made, script: Script) -> Any:
     method, owner = made.last, made.owner
     first = made.positional[0] if made.positional else None
     unread = Unread(script.words(made.node))
-    if isinstance(owner, Made) and owner.name.endswith("ArgumentParser"):
+    if isinstance(owner, Made) and owner.name.endswith(("ArgumentParser", "TrlParser")):
         if method in ("add_argument_group", "add_mutually_exclusive_group"):
             return owner
         if method == "add_argument":
@@ -118,7 +119,7 @@ def default_of(made: Made) -> Any:
 
 def parsed(parser: Made, made: Made, script: Script) -> Any:
     """Return argparse's namespace of defaults, or HfArgumentParser's instances."""
-    if made.last == "parse_args_into_dataclasses":
+    if made.last in INTO_DATACLASSES:
         kinds = parser.argument(0, "dataclass_types")
         return tuple(_instance_of(kind, parser, script) for kind in (kinds if isinstance(kinds, (list, tuple)) else [kinds]))
     namespace = Made("argparse.Namespace", made.node, attributes=dict(parser.attributes.get("arguments", {})))

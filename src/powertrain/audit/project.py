@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from powertrain.audit.parsing import imports, parsed, read_text
-from powertrain.audit.script import Module, Script, parse
+from powertrain.audit.script import Module, Script
 from powertrain.records import WrongUse
 
 MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml", "README.md", "LICENSE")
@@ -32,6 +32,20 @@ def root_of(path: Path) -> Path:
     folder = path.resolve().parent
     above = [folder, *folder.parents][:HIGHEST]
     return next((each for each in above if any((each / mark).exists() for mark in MARKS)), folder)
+
+
+def parse(path: Path, text: str | None = None) -> Script:
+    """Return a Python script, or another text in its place. Raises WrongUse where it cannot be read or parsed."""
+    text = read_text(path, "script") if text is None else text
+    try:
+        tree = parsed(text)
+    except (MemoryError, RecursionError):                 # of the parser, which has a limit of its own
+        raise WrongUse(f"{path} nests brackets or operators too deep for Python to parse; is it a program's output?") from None
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise WrongUse(f"{path}{f':{line}' if line else ''} is not Python that this interpreter can parse "
+                       f"({getattr(error, 'msg', error)}); correct the syntax first") from None
+    return Script(path, text, tree, imports(tree))
 
 
 def with_project(script: Script, root: Path | None = None) -> Script:

@@ -57,7 +57,7 @@ class Scopes:
                 if each is not None:
                     self._visit(each, chain)
         else:
-            for name in _bound_by(node):
+            for name in bound_by(node):
                 self._bind(name, chain)
             self._children(node, chain)
 
@@ -84,7 +84,7 @@ class Scopes:
                 self._visit(child, chain)
 
 
-def _bound_by(node: ast.AST) -> Iterator[str]:
+def bound_by(node: ast.AST) -> Iterator[str]:
     """Yield the names that a node binds by itself: an import, an exception, a pattern."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         yield from ((item.asname or item.name).partition(".")[0] for item in node.names)
@@ -128,7 +128,7 @@ class _Order:
             return
         if isinstance(node, ast.Global | ast.Nonlocal):
             self.free |= set(node.names)
-        for name in _bound_by(node):
+        for name in bound_by(node):
             self.bind(name, (getattr(node, "lineno", 0), 0), node, loops)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.reads.append((node.target, loops))
@@ -172,20 +172,18 @@ def run_nodes(script: Script) -> tuple[ast.AST, ...]:
     """
     own = [node for node in script.nodes if isinstance(node, FunctionNode) and script.module(node) is None]
     waiting: list[ast.AST] = [script.tree, *(module.tree for module in script.modules), *own]
-    classes = {node.name: node for node in ast.walk(script.tree) if isinstance(node, ast.ClassDef)}
     found: set[ast.AST] = set()
     entered: set[ast.AST] = set(waiting)
     while waiting:
         for node in inside(waiting.pop(), FunctionNode | ast.Lambda):
             found.add(node)
-            named = [each for each in (classes.get(node.id), script.functions.get(node.id)) if each is not None and means(
-                script, node, each)] if isinstance(node, ast.Name) else []
+            of_name = (script.classes.get(node.id), script.functions.get(node.id)) if isinstance(node, ast.Name) else ()
+            named = [each for each in of_name if each is not None and isinstance(node, ast.Name) and means(script, node, each)]
             called = script.called(node) if isinstance(node, ast.Call) else None
             more: list[ast.AST] = [called] if called is not None and isinstance(node, ast.Call) and isinstance(
                 node.func, ast.Attribute) else []
             for each in named:
-                more += [item for item in each.body if isinstance(item, FunctionNode)] if isinstance(
-                    each, ast.ClassDef) else [each]
+                more += script.methods(each) if isinstance(each, ast.ClassDef) else [each]
             waiting += [each for each in more if each not in entered]
             entered |= set(more)
     found |= entered

@@ -8,6 +8,7 @@ import ast
 import io
 import re
 from bisect import bisect
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,8 +16,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.parsing import imports, parsed, read_text
-from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 
 Loop = ast.For | ast.While | ast.AsyncFor
@@ -193,9 +192,9 @@ class Script:
         functions = [node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)]
         by_name: dict[str, list[FunctionNode]] = {}
         for function in functions:
-            parent = self.parents[function]
-            for name in {function.name, *([parent.name] if isinstance(parent, ast.ClassDef) else [])}:
-                by_name.setdefault(name, []).append(function)
+            by_name.setdefault(function.name, []).append(function)
+        for name, kind in self.classes.items():
+            by_name.setdefault(name, []).extend(self.methods(kind))
 
         def named_in(node: ast.AST) -> set[FunctionNode]:
             """Return the functions of the names in a node's own code, and all methods of classes of these names."""
@@ -290,16 +289,27 @@ class Script:
 
     @cached_property
     def functions(self) -> Mapping[str, FunctionNode]:
-        """Return the script's functions and methods by name; the last one if several share a name."""
+        """Return the script's functions and methods by name; where several share one, its own before a module's, no method."""
         found = [node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)]
-        return {node.name: node for node in (*(one for one in found if self.module(one)),
-                                             *(one for one in found if not self.module(one)))}
+        return {node.name: node for node in sorted(found, key=lambda one: (
+            self.module(one) is None, not isinstance(self.parents[one], ast.ClassDef)))}
 
     @cached_property
-    def _methods(self) -> Mapping[str, Mapping[str, FunctionNode]]:
-        """Return the methods of the project's classes, by the class's name."""
-        return {node.name: {item.name: item for item in node.body if isinstance(item, FunctionNode)}
-                for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
+    def classes(self) -> Mapping[str, ast.ClassDef]:
+        """Return the project's classes by name; the last one if several share a name."""
+        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def shared_names(self) -> frozenset[str]:
+        """Return the names that several classes of the project have."""
+        times = Counter(node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return frozenset(name for name, number in times.items() if number > 1)
+
+    def methods(self, kind: ast.ClassDef, seen: tuple[ast.ClassDef, ...] = ()) -> list[FunctionNode]:
+        """Return the methods that the project gives objects of a class, those of the classes above it too."""
+        above = [self.classes[last_name(base)] for base in kind.bases if last_name(base) in self.classes]
+        return [*(item for item in kind.body if isinstance(item, FunctionNode)),
+                *(item for base in above if base not in (*seen, kind) for item in self.methods(base, (*seen, kind)))]
 
     def called(self, call: ast.Call) -> FunctionNode | None:
         """Return the project's own function that a call runs: `step(…)`, `self.step(…)`, `trainer.step(…)` of a class here."""
@@ -310,10 +320,12 @@ class Script:
         owner, name = call.func.value, call.func.attr
         if isinstance(owner, ast.Name) and owner.id == "self":
             around = next((each for each in self.ancestors(call) if isinstance(each, ast.ClassDef)), None)
-            return self._methods.get(around.name if around is not None else "", {}).get(name) or self.functions.get(name)
+            inherited = self.methods(around) if around is not None else []
+            return next((each for each in inherited if each.name == name), self.functions.get(name))
         of_self = isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Name) and owner.value.id == "self"
         kinds = self.kinds.get(last_name(owner), frozenset()) if of_self or isinstance(owner, ast.Name) else frozenset()
-        return next((self._methods[kind][name] for kind in kinds if name in self._methods.get(kind, {})), None)
+        return next((each for kind in kinds if kind in self.classes for each in self.methods(self.classes[kind])
+                     if each.name == name), None)
 
     def callers(self, function: FunctionNode | None) -> list[ast.Call]:
         """Return the calls of one of the script's own functions, in the code that training reaches."""
@@ -341,20 +353,6 @@ class Script:
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop)
                      and (self.module(node) is None or self.is_reached(node))
                      and any(is_backward(inner) for inner in self.reached(node, but=DEFINITIONS | Loop)))
-
-
-def parse(path: Path, text: str | None = None) -> Script:
-    """Return a Python script, or another text in its place. Raises WrongUse where it cannot be read or parsed."""
-    text = read_text(path, "script") if text is None else text
-    try:
-        tree = parsed(text)
-    except (MemoryError, RecursionError):                 # of the parser, which has a limit of its own
-        raise WrongUse(f"{path} nests brackets or operators too deep for Python to parse; is it a program's output?") from None
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise WrongUse(f"{path}{f':{line}' if line else ''} is not Python that this interpreter can parse "
-                       f"({getattr(error, 'msg', error)}); correct the syntax first") from None
-    return Script(path, text, tree, imports(tree))
 
 
 def _closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[FunctionNode]]) -> set[FunctionNode]:

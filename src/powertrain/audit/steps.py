@@ -11,6 +11,8 @@ from functools import cached_property
 
 from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, FunctionNode, Loop, Script, is_backward, is_called, last_name
 
+WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.set_grad_enabled", "torch.autograd.no_grad")
+
 # of calls that make one, the ends of their dotted names
 OPTIMIZERS = ("optim.AdamW", "optim.Adam", "optim.SGD", "optim.Adagrad", "optim.RMSprop", "optim.NAdam", "optim.RAdam",
               "optim.Adafactor", "optim.Lion", "optim.LAMB", "optim.Muon", "optimization.Adafactor",
@@ -224,3 +226,11 @@ def outermost(script: Script, loop: Loop) -> Loop:
                 isinstance(item, ast.Call) and script.called(item) is function for item in ast.walk(node)):
             return node
     return loop
+
+
+def is_without_gradients(script: Script, node: ast.AST) -> bool:
+    """Return whether a node is, or stands in, a block or function that keeps no gradients."""
+    around = [node, *script.ancestors(node)]
+    used = [item.context_expr for block in around if isinstance(block, ast.With) for item in block.items]
+    used += [decorator for function in around if isinstance(function, FunctionNode) for decorator in function.decorator_list]
+    return any(script.name(item) in WITHOUT_GRADIENTS for item in used)

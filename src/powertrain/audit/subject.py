@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import yaml
 
-from powertrain.audit.script import Script, Setting
+from powertrain.audit.script import Script, Setting, last_name
 from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
 from powertrain.records.findings import Evidence, Place
 
@@ -149,7 +149,9 @@ class Subject:
             return self.settings[key].value
         if (self.script is None and key.startswith(OF_LIBRARIES)) or self.is_unread(key):
             return None
-        return default_of(self.framework, key)
+        made = self.script.sections.get("training") if self.script is not None else None
+        plain = made is not None and last_name(made.func) == "TrainingArguments"     # of which TRL's trainers keep what is set
+        return default_of("transformers" if plain and self.framework == "trl" else self.framework, key)
 
     def trainer_default(self, key: str) -> Any:
         """Return what the subject's trainer does if `key` is not set; None if it does nothing, or it is not known."""

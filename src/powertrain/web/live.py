@@ -1,4 +1,4 @@
-"""What a page hears of a run while it looks: its numbers, every three seconds, and what happened, line by line, at once.
+"""What a page hears of a run while it looks: its numbers, every six seconds, and what happened, line by line, at once.
 
 One stream of server-sent events for each tab that is visible. The id of a message is the place in events.jsonl up to which the
 run was read, so that a tab that connects again hears what it has missed, and nothing twice.
@@ -27,9 +27,9 @@ from powertrain.run.folder import RunFolder
 from powertrain.web.series import STEP, Index, Series
 from powertrain.web.site import Streams
 
-LOOK_S = 0.5                 # between two looks at the log
-TOLD_S = 3.0                 # between two messages in which only numbers are new: a browser has more work than a look
-BEAT_S = 5.0                 # a word is heard at least this often
+LOOK_S = 0.8                 # between two looks at the log
+TOLD_S = 6.0                 # between two messages in which only numbers are new: a browser has more work than a look
+BEAT_S = 7.0                 # a word is heard at least this often
 DRAWN_EVERY_S = 10.0         # while only steps are new, curves are fetched again so often ...
 DRAWN_SHARE = 1000.0         # ... and at most for one part in so many of the time: a training may need every core
 MOST_STREAMS = 8

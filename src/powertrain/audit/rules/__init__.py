@@ -1,6 +1,8 @@
 """The rules of the audit, in topic files; their sentences stand in findings.yaml. A new rule is a function and its entry."""
 
 from powertrain.audit.rules import (
+    calls,
+    command_line,
     data,
     good,
     labels,
@@ -19,5 +21,5 @@ from powertrain.audit.rules import (
 )
 from powertrain.records.findings import rules_of
 
-RULES = rules_of(names, program, running, labels, optimizer, memory, data, loop, model, processes, launching, values, own_code,
-                 learning, good)
+RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
+                 launching, values, own_code, learning, good)

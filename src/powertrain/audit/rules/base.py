@@ -42,10 +42,10 @@ Findings = Iterator[Found]
 
 
 def found(severity: Severity, *seen: Shown, edits: tuple[Edit, ...] = (), expected: Expected | None = None, case: str = "",
-          **facts: Any) -> Found:
+          only: str = "", **facts: Any) -> Found:
     """Return what a rule found: the evidence, edits of the file where they are safe, and the facts of its sentences.
 
-    Of `seen`, a key stands for its setting or its default, and code of a script for its words.
+    Of `seen`, a key stands for its setting or its default, and code of a script for its words. `only`: when it holds.
     """
     def worded(name: str, subject: Subject) -> Finding:
         said = wording()[name]
@@ -59,8 +59,9 @@ def found(severity: Severity, *seen: Shown, edits: tuple[Edit, ...] = (), expect
         usual = Expected(filled(told["says"]), filled(told["basis"])) if isinstance(told, dict) else EXPECTED[told]
         cure = Cure(filled(said["cure"]), edits, tuple(filled(said.get("recipe", "")).split()))
         risk = Risk(said.get("breaking", "none"), said.get("accuracy", "none"), said.get("difficulty", "low"))
-        return findings.finding(severity, filled(said.get("title", "")), filled(said["why"]), *map(subject.shown, seen),
+        made = findings.finding(severity, filled(said.get("title", "")), filled(said["why"]), *map(subject.shown, seen),
                                 cure=cure, expected=expected or usual, risk=risk)
+        return replace(made, when=only)
 
     return worded
 

@@ -315,7 +315,7 @@ def sampler_without_epoch(script: Script, subject: Subject, where: Circumstances
     """A DistributedSampler draws the same order in every epoch."""
     call = next(script.calls(*SAMPLERS), None)
     shuffle = argument(call, "shuffle") if call is not None else None
-    if call is None or script.has_call(".set_epoch") or not script.training_loops or (
+    if call is None or ".set_epoch(" in script.text or not script.training_loops or (
             isinstance(shuffle, ast.Constant) and not shuffle.value) or subject.value("training.num_train_epochs") == 1:
         return
     statement = script.statement(call)

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from itertools import chain
 
 from powertrain.audit.edits import Edits, removed, with_text
+from powertrain.audit.installed import in_force
 from powertrain.audit.reading_calls import WITHOUT_PADDING
 from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
+from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script, argument
+from powertrain.audit.steps import is_without_gradients
 from powertrain.audit.subject import Circumstances, Subject
 
 MODELS = ("from_pretrained", "from_config", "ForCausalLM", "LMHeadModel")
@@ -82,7 +85,7 @@ def ends_before_the_last(node: ast.AST) -> bool:
 @code_rule
 def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The data shifts the labels by one token, and the model shifts them again."""
-    shifted = next((node for node in script.nodes if _shifts_labels(script, node)), None)
+    shifted = next((node for node in run_nodes(script) if _shifts_labels(script, node)), None)
     again = _shifts_too(script, subject.framework) if shifted is not None else None
     if shifted is not None and again is not None:
         yield found("critical" if isinstance(again, ast.Call) else "moderate", shifted, again,
@@ -144,7 +147,7 @@ def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -
 @code_rule
 def pad_is_end(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The end-of-text token is the padding token, and the loss ignores the padding token."""
-    masks = _masking(script) if subject.value(PAD) == "eos_token" else None
+    masks = _masking(script, where) if subject.value(PAD) == "eos_token" else None
     if masks is not None:
         pad = subject.settings[PAD]
         ended = _has_ends(script, pad.place.line)
@@ -164,10 +167,11 @@ def _has_ends(script: Script, padded: int) -> bool:
     return False
 
 
-def _masking(script: Script) -> ast.AST | None:
+def _masking(script: Script, where: Circumstances) -> ast.AST | None:
     """Return what keeps padding out of the loss by its token: a collator, TRL while it used that, or the script itself."""
     collators = [call for call in script.calls(*COLLATORS) if getattr(argument(call, "mlm", 1), "value", None) is False]
-    trainers = [call for call in script.calls("trl.SFTTrainer") if any(item.arg in OLD_TRAINER for item in call.keywords)]
+    trainers = [call for call in script.calls("trl.SFTTrainer") if not in_force("trl", where) and any(
+        item.arg in OLD_TRAINER for item in call.keywords)]
     own = (node for node in script.nodes if _ignores_padding(script, node))
     return next(chain(collators, trainers, own), None)
 
@@ -260,11 +264,13 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
         return
     if is_masked(script) or script.says(*MASKING):
         return
-    copied: ast.AST | None = next((node for node in script.nodes if is_copied(script, node)), None)
-    joined = next((node for node in script.nodes if _joins(node)), None)
+    trained = [node for node in script.nodes if not is_without_gradients(script, node)]
+    copied: ast.AST | None = next((node for node in trained if is_copied(script, node)), None)
+    joined = next((node for node in trained if _joins(node)), None)
     joined = joined or next((call for call in script.calls(".apply_chat_template") if subject.framework == "trl"
                              and getattr(argument(call, "add_generation_prompt"), "value", False) is not True), None)
-    if copied is None and subject.framework == "trl":
+    trainer = script.sections.get("trainer")
+    if copied is None and subject.framework == "trl" and trainer is not None and script.name(trainer).endswith("SFTTrainer"):
         copied = script.sections.get("training")
     if copied is not None and joined is not None:
         yield found("moderate", joined, copied)
@@ -280,7 +286,7 @@ def _joins(node: ast.AST) -> bool:
     names |= {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
     names |= {item.arg for item in ast.walk(node) if isinstance(item, ast.keyword) and item.arg}
     names |= {name.removesuffix("s") for name in names}
-    return bool(names & PROMPTS) and bool(names & ANSWERS)
+    return bool(names & PROMPTS) and bool(names & ANSWERS) and not {"prompt", "completion"} <= names     # TRL tells them apart
 
 
 @rule

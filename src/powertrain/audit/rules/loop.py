@@ -6,7 +6,7 @@ from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, wi
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.script import FunctionNode, Loop, Script, argument, last_name
-from powertrain.audit.steps import Step, StepCall, interval, step_code, training_steps
+from powertrain.audit.steps import Step, StepCall, interval, is_without_gradients, step_code, training_steps
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.cost.precision import bf16_pays
 
@@ -16,7 +16,6 @@ STRONG_DECAY = 0.05          # between torch's default, 0.01, which hardly moves
 MOVING = ("to", "cuda", "prepare", "initialize", "setup", "setup_module", "set_device", "set_default_device", "device")
 WAITING = (".item", ".tolist", ".numpy")
 EMPTYING = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "torch.xpu.empty_cache", "gc.collect", ".empty_cache")
-WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.set_grad_enabled", "torch.autograd.no_grad")
 KEEPING = ("save", "checkpoint", "valid", "eval")            # in the names of functions that evaluate or save
 BENCHMARK, DETERMINISTIC, DETERMINISM = "training.cudnn_benchmark", "training.cudnn_deterministic", "training.full_determinism"
 
@@ -158,12 +157,8 @@ def _evaluation_after(script: Script, call: ast.Call) -> Loop | None:
 
 
 def _is_without_gradients(script: Script, loop: Loop) -> bool:
-    functions = [item for item in script.ancestors(loop) if isinstance(item, FunctionNode)]
-    around = [*script.ancestors(loop), *ast.walk(loop)]
-    around += [item for function in functions for caller in script.callers(function) for item in script.ancestors(caller)]
-    used = [item.context_expr for block in around if isinstance(block, ast.With) for item in block.items]
-    used += [decorator for function in functions for decorator in function.decorator_list]
-    return any(script.name(item) in WITHOUT_GRADIENTS for item in used)
+    callers = [caller for item in script.ancestors(loop) if isinstance(item, FunctionNode) for caller in script.callers(item)]
+    return any(is_without_gradients(script, node) for node in (*ast.walk(loop), *callers))
 
 
 @code_rule

@@ -172,7 +172,7 @@ def _missing_of_scaler(script: Script, steps: list[Step]) -> str:
     """Return which part of the scaler's use is missing; "" if none is."""
     calls = [(step, call) for step in steps for call in step.calls]
     used = {call.method for step, call in calls if call.owner is not None and step.is_scaler(call.owner)}
-    if not script.says("autocast"):
+    if "autocast" not in script.text:
         return "autocast"
     if "scale" not in used and "step" in used:
         return "scale"

@@ -3,6 +3,7 @@
 import math
 
 from powertrain.audit.edits import removed, set_to
+from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import GIB, Findings, code_rule, found, room, rule
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject, dtype_named
@@ -84,10 +85,30 @@ def quantised_without_adapters(script: Script, subject: Subject, where: Circumst
     if subject.framework not in TRAINERS or subject.is_unread(RANK) or subject.is_unread("lora.target_modules"):
         return
     attaches = subject.method in ("lora", "qlora") or script.says("peft", "adapter", "lora", "LoRA", "Lora") or any(
-        name.split(".")[0] in ("peft", "unsloth") for name in script.imported.values())
+        name.split(".")[0] == "peft" for name in script.imported.values())
     key = next((key for key in BITS if subject.on(key)), None)
     if key is not None and not attaches:
         yield found("critical", key)
+
+
+@rule
+def scaler_refuses_bf16(subject: Subject, where: Circumstances) -> Findings:
+    """Adapters are bf16 on quantised weights, and fp16's scaler takes no gradients of that type."""
+    key = next((key for key in BITS if subject.on(key)), None)
+    adapts = subject.script is not None and subject.script.says("peft_config", "get_peft_model", "PeftModel")
+    trainer = subject.script.sections.get("trainer") if subject.script is not None else None
+    of_trl = trainer is not None and subject.script is not None and subject.script.name(trainer).startswith("trl.")
+    fp16 = subject.settings.get("training.fp16")
+    asked = fp16 is not None and fp16.name == "fp16" and subject.on("training.fp16")
+    if key is not None and adapts and of_trl and in_force("trl", where) and asked:
+        yield found("critical", "training.fp16", key, edits=set_to(subject, "training.fp16", False))
+
+
+@rule
+def qlora_of_eight_bits(subject: Subject, where: Circumstances) -> Findings:
+    """The adapter is qlora, or the weights have 4 bits, and they are loaded with 8."""
+    if subject.framework == "axolotl" and all(map(subject.on, BITS)):
+        yield found("critical", *BITS)
 
 
 @rule
@@ -113,7 +134,9 @@ def four_bit_needless(subject: Subject, where: Circumstances) -> Findings:
 def four_bit_compute_type(subject: Subject, where: Circumstances) -> Findings:
     """4-bit weights are multiplied in another type than the rest."""
     rest, own = subject.products_dtype, dtype_named(subject.effective(COMPUTE))
-    if subject.is_four_bit and not subject.is_unread(COMPUTE) and rest in ("bf16", "fp16") and own not in (None, rest):
+    decided = COMPUTE in subject.settings or subject.script is None or not subject.script.says("FastLanguageModel")
+    known = decided and not subject.is_unread(COMPUTE) and own is not None
+    if known and subject.is_four_bit and rest in ("bf16", "fp16") and own != rest:
         type_ = "bfloat16" if rest == "bf16" else "float16"
         yield found("moderate", COMPUTE, f"training.{rest}", edits=set_to(subject, COMPUTE, type_),
                     case="" if own == "fp32" else "half", rest=rest, own=own, type=type_)

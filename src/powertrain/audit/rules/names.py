@@ -4,11 +4,18 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
-from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, is_missing, is_module, lacks, parameters
+from powertrain.audit.installed import (
+    LIBRARIES,
+    defined,
+    in_force,
+    is_missing,
+    is_module,
+    lacks,
+    members,
+)
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.memory import OFFLOAD
-from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script, argument, last_name
 from powertrain.audit.subject import TRAINERS, Circumstances, Setting, Subject
 from powertrain.records.findings import Evidence, Severity
@@ -36,8 +43,8 @@ GONE: Mapping[str, str] = {
     "trl.commands.cli_utils": "trl.TrlParser", "trl.setup_chat_format": "chat_template_path of SFTConfig",
 }
 
+OF_UNSLOTH = ("tokenizer", "max_seq_length")          # which its trainers still take
 ASKING = ("version", "TYPE_CHECKING", "available")             # in tests that say which release is there
-SAID_OF_KEYS = ("transformers.TrainingArguments", "trl.SFTConfig")       # whose unknown arguments unknown_keys says
 
 
 def since(where: Circumstances) -> Severity:
@@ -49,13 +56,17 @@ def since(where: Circumstances) -> Severity:
 @rule
 def removed_names(subject: Subject, where: Circumstances) -> Findings:
     """Arguments have names that the trainer no longer has."""
-    if subject.framework not in TRAINERS:
+    of_others = subject.framework == "llama-factory" and since(where) == "critical"
+    if subject.framework not in TRAINERS and not of_others:
         return
     script = subject.script
     everything = {**subject.settings, **subject.unread, **subject.unknown}
     passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
               for item in script.sections[section].keywords if item.arg in REMOVED]
+    patched = OF_UNSLOTH if script is not None and script.says("FastLanguageModel", "FastModel") else ()
+    passed = [item for item in passed if item.arg not in patched]
     names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED
+             and name not in patched and not (of_others and name == "overwrite_output_dir")          # which it has itself
              and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
     says = [f"{name} (now {REMOVED[name]})" if REMOVED[name] else f"{name} (gone)" for _, name in names.values()]
     trainer = script.sections.get("trainer") if script is not None else None
@@ -64,7 +75,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     rest = [item for item in passed if script is not None and script.place(item).line not in of_settings]
     says += [f"{item.arg} (now {REMOVED[str(item.arg)]})" if REMOVED[str(item.arg)] else f"{item.arg} (gone)" for item in rest]
     known = [name for _, name in names.values()]
-    moved = rest + [item for item in given if item.arg in OF_THE_CONFIG and item.arg not in known]
+    moved = rest + [item for item in given if item.arg in OF_THE_CONFIG and item.arg not in known and not patched]
     says += [f"{item.arg} (now of SFTConfig)" for item in moved if item not in rest]
     if says:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
@@ -96,14 +107,15 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
     # a config of a Trainer may have keys for the script that reads it
     case = "" if not strict else "perhaps" if subject.script is None and subject.framework in TRAINERS else "raises"
     said_elsewhere = {OFFLOAD, *(REMOVED if subject.framework in TRAINERS else ())}
+    texts = " ".join(str(setting.value) for setting in (*subject.settings.values(), *subject.unknown.values()))
     keys = {key: setting for key, setting in subject.unknown.items() if key.rpartition(".")[2] not in said_elsewhere
-            and not (setting.value is None and subject.script is None and not strict)}
+            and f"${{{key}" not in texts and not (setting.value is None and subject.script is None and not strict)}
     if keys:
         yield found("critical" if case == "raises" else "moderate", *keys.values(), case=case,
                     keys=", ".join(key.removeprefix("training.") for key in keys))
 
 
-def _is_guarded(script: Script, node: ast.AST) -> bool:
+def is_guarded(script: Script, node: ast.AST) -> bool:
     """Return whether code asks for the release first, or is ready for an error."""
     return any(isinstance(around, ast.Try) or (isinstance(around, ast.If | ast.IfExp) and any(
         word in script.words(around.test) for word in ASKING)) for around in script.ancestors(node))
@@ -112,60 +124,45 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
 def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, str]]:
     """Yield (code, dotted name) of what the script takes from a library whose release in force does not have it."""
     for node in script.nodes:
+        lost: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            asked = [(node.module, item.name) for item in node.names if item.name != "*"]
+            lost = [gone for item in node.names if item.name != "*" and (gone := _gone(node.module, item.name))]
         elif isinstance(node, ast.Import):
-            asked = [(item.name, "") for item in node.names]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and is_module(
-                script.origin(node.value) or ""):
-            asked = [(script.name(node.value), node.attr)]
-        else:
-            continue
-        for module, name in asked:
-            library = module.partition(".")[0]
-            gone = module if library in LIBRARIES and is_missing(module) else f"{module}.{name}" if (
-                name and library in LIBRARIES and lacks(module, name)) else ""
-            if gone and in_force(library, where) and not _is_guarded(script, node):
+            lost = [gone for item in node.names if (gone := _gone(item.name, ""))]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Load):
+            owner = script.origin(node.value) or ""
+            lacking = f"{owner}.{node.attr}" if _class_lacks(owner, node.attr) else ""
+            lost = [gone for gone in [_gone(owner, node.attr) if is_module(owner) else lacking] if gone]
+        for gone in lost:
+            if in_force(gone.partition(".")[0], where) and not is_guarded(script, node):
                 yield node, gone
+
+
+def _gone(module: str, name: str) -> str:
+    """Return the dotted name of what a library surely lacks of these two, the module or its name; "" for neither."""
+    if module.partition(".")[0] not in LIBRARIES:
+        return ""
+    return module if is_missing(module) else f"{module}.{name}" if name and lacks(module, name) else ""
+
+
+def _class_lacks(dotted: str, name: str) -> bool:
+    """Return whether a library's class surely has no such attribute."""
+    module, _, last = dotted.rpartition(".")
+    of_library = module.partition(".")[0] in LIBRARIES - {"torch"}
+    has = members(defined(module, last)) if of_library else None
+    return has is not None and name not in has and not name.startswith("__")
 
 
 @code_rule
 def removed_imports(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script imports names that the libraries no longer have."""
     gone: list[tuple[ast.AST, str]] = [
-        (node, name) for node in script.nodes if isinstance(node, ast.ImportFrom) and not _is_guarded(script, node)
+        (node, name) for node in script.nodes if isinstance(node, ast.ImportFrom) and not is_guarded(script, node)
         for item in node.names if (name := f"{node.module}.{item.name}") in GONE or (name := str(node.module)) in GONE]
     gone += [(node, name) for node, name in _lacking(script, where) if name not in {known for _, known in gone}]
     if gone:
         says = ", ".join(dict.fromkeys(f"{name} (now {GONE[name]})" if name in GONE else f"{name} (gone)" for _, name in gone))
         yield found(since(where), *dict.fromkeys(node for node, _ in gone), names=says)
-
-
-def of_library(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
-    """Return the class or function of a library that a name stands for, in the release in force."""
-    module, _, name = script.name(node).rpartition(".")
-    library = module.partition(".")[0]
-    return defined(module, name) if library in LIBRARIES and in_force(library, where) else None
-
-
-@code_rule
-def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A call of a library has arguments that its release in force does not take."""
-    said = {id(item) for section in ("training", "trainer") if section in script.sections
-            for item in script.sections[section].keywords if item.arg in REMOVED or item.arg in OF_THE_CONFIG}
-    wrong: list[tuple[ast.keyword, ast.Call]] = []
-    for call in run_nodes(script):
-        if not isinstance(call, ast.Call) or not call.keywords or _is_guarded(script, call):
-            continue
-        kind = of_library(script, call.func, where)
-        if script.name(call.func).endswith(SAID_OF_KEYS):
-            said |= {id(item) for item in call.keywords}
-        taken = parameters(kind)
-        if taken is not None:
-            wrong += [(item, call) for item in call.keywords if item.arg and item.arg not in taken and id(item) not in said]
-    if wrong:
-        says = ", ".join(dict.fromkeys(f"{item.arg} of {last_name(call.func)}" for item, call in wrong))
-        yield found("critical", *(item for item, _ in wrong), names=says)
 
 
 @code_rule

@@ -25,6 +25,8 @@ ADAPTERS = (4e-5, 2e-2)      # around TRL's and PEFT's 1e-4 .. 2e-4: a rate belo
 FULL = (1e-7, 3e-4)          # around 1e-5 .. 5e-5
 USUAL_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 BESIDE = ("training.per_device_train_batch_size", "training.num_train_epochs", "training.output_dir")
+PREFERENCES = ("dpo", "kto", "orpo", "grpo", "ppo", "rloo", "reward", "cpo", "simpo", "ipo", "rm")
+FEWEST = 10                  # steps of a run of which intervals say anything
 MOST_WARMUP, USUAL_WARMUP = 0.5, 0.03        # of the run
 BUDGET = 0.02                # of the run's time, for what is not training
 MUCH = 0.05                  # of it; less is within what equal runs differ by
@@ -196,10 +198,18 @@ def learning_rate_unfit(subject: Subject, where: Circumstances) -> Findings:
     if how is None or not rate or not any(name in optim for name in ADAM):
         return
     low, high = FULL if how == "full" else ADAPTERS
-    if not low <= rate <= high:
+    if not (low <= rate or _is_of_preferences(subject)) or rate > high:
         usual = USUAL_RATE[how]
         yield found("moderate", RATE, rate=rate, usual=usual, edits=set_to(subject, RATE, usual, "learning_rate", BESIDE),
                     case=f"{'full' if how == 'full' else 'adapters'}, too {'low' if rate < low else 'high'}")
+
+
+def _is_of_preferences(subject: Subject) -> bool:
+    """Return whether answers are compared or rewarded, at rates of a tenth and less."""
+    trainer = subject.script.sections.get("trainer") if subject.script is not None else None
+    said = subject.script.name(trainer) if subject.script is not None and trainer is not None else " ".join(
+        str(subject.value(key)) for key in ("training.stage", "training.rl"))
+    return any(word in said.lower() for word in PREFERENCES)
 
 
 @rule
@@ -218,6 +228,8 @@ def warmup_beyond_run(subject: Subject, where: Circumstances) -> Findings:
 def intervals_cost(subject: Subject, where: Circumstances) -> Findings:
     """Evaluation or checkpoints come so often that they take a good part of the run."""
     steps, facts = subject.run_steps(where.data), reckonable(where)
+    if steps is not None and steps < FEWEST:
+        return
     evaluating, saves = subject.interval_steps("eval", steps), subject.interval_steps("save", steps) == 1
     tokens = tokens_per_step(subject, facts) if facts else None
     share = evaluation_share(facts, tokens, evaluating) if facts and tokens and evaluating else None

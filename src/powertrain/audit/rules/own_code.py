@@ -94,7 +94,9 @@ def groups_of_completions(script: Script, subject: Subject, where: Circumstances
     asked = subject.settings.get("training.num_generations")
     size = asked.value if asked is not None else None if subject.is_unread("training.num_generations") else 8
     if each and times and isinstance(size, int) and size > 0 and each * times % size:
-        yield found("critical", "training.per_device_train_batch_size", asked, completions=int(each * times), size=size)
+        fits = not size % int(each * times)              # with some number of processes
+        yield found("moderate" if fits else "critical", "training.per_device_train_batch_size", asked,
+                    completions=int(each * times), size=size)
 
 
 @code_rule
@@ -199,6 +201,23 @@ def nothing_trains(script: Script, subject: Subject, where: Circumstances) -> Fi
             and isinstance(node.ctx, ast.Load)]
     trainers = any(isinstance(node, ast.Call) and "Trainer" in last_name(node.func) for node in ast.walk(script.tree))
     if name and not uses and not trainers and not script.has_call(".train"):
+        yield found("critical", made)
+
+
+@code_rule
+def trainer_never_trains(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A trainer is made, and nothing asks it to train."""
+    made = script.sections.get("trainer")
+    if made is None or script.module(made) is not None or subject.framework not in TRAINERS:
+        return
+    statement = script.parents[made]
+    target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+    trains = any(isinstance(node, ast.Call) and "train" in last_name(node.func).lower().split("_")
+                 for node in ast.walk(script.tree))
+    if not isinstance(target, ast.Name) or trains:
+        return
+    uses = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == target.id]
+    if all(node is target or isinstance(script.parents[node], ast.Attribute) for node in uses):
         yield found("critical", made)
 
 

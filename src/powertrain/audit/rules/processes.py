@@ -13,6 +13,8 @@ SPLITTING = ("auto", "balanced", "balanced_low_0", "sequential")
 PARALLEL = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 HELD_BACK = (".no_sync", ".accumulate", ".set_requires_gradient_sync")
 UNUSED = "training.ddp_find_unused_parameters"
+FIRST_GPU = ("cuda:0", 0, "cuda", {"": 0}, {"": "cuda:0"})
+WITH_SEVERAL = "started with torchrun on several GPUs"
 RANKED = ("rank", "main_process", "master", "process_index", "is_world_process_zero")
 WHOLE = (".save_state", ".save_checkpoint", "torch.distributed.checkpoint.save")     # these save everything, or more
 PARTS = {"the schedule": ("sched",), "the scaler": ("scaler",), "the place in the run": ("epoch", "step", "iter")}
@@ -47,10 +49,28 @@ def device_map_auto(subject: Subject, where: Circumstances) -> Findings:
                 devices=where.devices if not where.has_one_device else None)
 
 
+@rule
+def device_map_in_processes(subject: Subject, where: Circumstances) -> Findings:
+    """The model is loaded over all GPUs, or on the first one, by every process."""
+    setting, script = subject.settings.get("model.device_map"), subject.script
+    if setting is None or script is None or where.devices:
+        return                                           # of a machine that is known, device_map_auto says it
+    if not {"training", "trainer"} & set(script.sections) and not (script.training_loops and script.has_call(
+            "accelerate.Accelerator")):
+        return
+    if script.launch is not None and "WORLD_SIZE" not in script.launch:
+        return                                           # the same code is looked at as torchrun starts it
+    of_process = script.says("local_rank", "LOCAL_RANK", "process_index", "PartialState")
+    first, trainer = setting.value in FIRST_GPU and not of_process, script.sections.get("trainer")
+    later = trainer is not None and setting.place.file == str(script.path) and setting.place.line > trainer.lineno
+    if (setting.value in SPLITTING or first) and not later:          # later: a model that is tried out after the training
+        yield found("critical", setting, case="first" if first else "", only=WITH_SEVERAL)
+
+
 @code_rule
 def micro_batches_synchronised(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Processes exchange gradients at every micro-batch of an accumulation."""
-    if script.has_call(*HELD_BACK) or script.says("require_backward_grad_sync", "accumulate("):
+    if script.has_call(*HELD_BACK) or script.says("require_backward_grad_sync", "accumulate(", "no_sync"):
         return
     wrapped = next(script.calls(*PARALLEL), None) or (
         next(script.calls(".prepare"), None) if subject.framework == "accelerate" else None)
@@ -79,6 +99,15 @@ def unused_parameters_searched(subject: Subject, where: Circumstances) -> Findin
         yield found("low" if alone else "moderate", UNUSED, edits=set_to(subject, UNUSED, False), alone=alone)
 
 
+def _leading_to(script: Script, call: ast.Call) -> list[ast.Call]:
+    """Return a call, the calls of the function around it, and theirs."""
+    found = [call]
+    for each in found:
+        if (function := script.function(each)) is not None:
+            found += [caller for caller in script.callers(function) if caller not in found]
+    return found
+
+
 @code_rule
 def saved_by_every_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Every process writes the same checkpoint."""
@@ -86,11 +115,14 @@ def saved_by_every_process(script: Script, subject: Subject, where: Circumstance
         return
     for call in script.calls(*SAVES):
         function = script.function(call)
-        tests = [condition.test for node in (call, *script.callers(function)) for condition in script.conditions(node)]
-        text = " ".join(script.words(node) for node in [call, *tests])
+        tests = [condition.test for node in _leading_to(script, call) for condition in script.conditions(node)]
+        tests += [value for test in tests for value in script.behind(test) if isinstance(value, ast.IfExp)]
+        text = " ".join(script.words(node) for node in [call, *tests]).lower()
         if function is not None and any(isinstance(node, ast.Return) for node in ast.walk(function)):
-            text += script.words(function)               # `if rank != 0: return` counts too
-        if not any(word in text for word in RANKED):
+            text += script.words(function).lower()       # `if rank != 0: return` counts too
+        hidden = any(isinstance(script.parents.get(each), ast.ClassDef) and not script.callers(each)
+                     for node in _leading_to(script, call) if (each := script.function(node)) is not None)
+        if not hidden and not any(word in text for word in RANKED):
             yield found("moderate", call)
             return
 

@@ -2,18 +2,32 @@
 
 import ast
 import builtins
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 
+from powertrain.audit.project import HIGHEST
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
+from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import DEFINITIONS, FunctionNode, Script, argument, last_name
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.records.findings import Evidence, Place
 
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
                                     "display"}
 KEPT = 64                    # files of which it is known what they bind: several rules ask
+MAKING_NAMES = ("run_line_magic('run'", "run_line_magic('load", "pylab")        # what a notebook may have names from
+# first parts of imports that a project uses for its own modules
+OWN_NAMES = frozenset({"utils", "util", "src", "data", "models", "model", "config", "configs", "common", "helpers", "lib",
+                       "core", "dataset", "modules", "scripts", "arguments", "constants", "prompts"})
+SEARCHED = ("sys.path", "addsitedir", "PYTHONPATH", "chdir")         # in a project that has modules elsewhere
 OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
 # argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
 GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
@@ -62,13 +76,30 @@ def own_tree(script: Script) -> ast.Module:
 
 
 @code_rule
+def refused_by_python(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Python refuses the file, though each of its lines can be read."""
+    texts = [(script.own_text, str(script.path)), *((module.text, str(module.path)) for module in script.modules)]
+    for text, path in texts:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")          # of the script's own escapes
+                compile(text.removeprefix("\ufeff"), path, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None) or 1
+            words = text.splitlines()[line - 1].strip() if line <= text.count("\n") + 1 and text.strip() else ""
+            yield found("critical", Evidence(words, Place(path, line)), said=getattr(error, "msg", str(error)))
+            return
+
+
+@code_rule
 def undefined_names(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The code uses a name that nothing gives a value."""
     for tree in (own_tree(script), *(module.tree for module in script.modules)):
-        if is_open(tree) or "_In[" in script.text or "# In[" in script.text:
-            continue                                     # cells of a notebook may run in any order
+        if is_open(tree) or any(magic in script.text for magic in MAKING_NAMES):
+            continue
         names, inside = bound_names(tree) | KNOWN, set(ast.walk(tree))
-        lost = [node for node in script.nodes if isinstance(node, ast.Name) and node.id not in names and node in inside
+        reached = script.nodes if tree is own_tree(script) else run_nodes(script)
+        lost = [node for node in reached if isinstance(node, ast.Name) and node.id not in names and node in inside
                 and not any(isinstance(around, ast.Try) for around in script.ancestors(node))
                 and not is_annotation(script, node)]
         if lost:
@@ -107,6 +138,47 @@ def names_not_in_module(script: Script, subject: Subject, where: Circumstances) 
 
 
 @code_rule
+def modules_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A module of the project is imported, and is not there."""
+    root = script.root
+    if root is None or any(word in script.text for word in SEARCHED):
+        return
+    own = script.path.resolve()
+    above = [*own.parents[:HIGHEST], root / "src"]       # a script may be started from any folder above it
+    lost: dict[str, ast.AST] = {}
+    for node in script.nodes:
+        asked = [(item.name, 0) for item in node.names] if isinstance(node, ast.Import) else [
+            (node.module or "", node.level)] if isinstance(node, ast.ImportFrom) else []
+        for name, level in asked:
+            first, module = name.partition(".")[0], script.module(node)
+            here = (module.file if module is not None else own).parent
+            bases = [here, *above] if not level else [Path(here, *[".."] * (level - 1)).resolve()]
+            known = level or first in OWN_NAMES or any((base / first).is_dir() for base in bases)
+            if not name or not known or (not level and (first in sys.stdlib_module_names or _is_installed(first))) or any(
+                    isinstance(around, ast.Try) for around in script.ancestors(node)):
+                continue
+            if not any(_is_there(base, name.split(".")) for base in bases):
+                lost["." * level + name] = node
+    if lost:
+        yield found("critical", *lost.values(), names=", ".join(lost))
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether a package of this name is installed here, and may be there."""
+    with suppress(ImportError, ValueError):
+        spec = find_spec(name)
+        places = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec is not None else []
+        return any("-packages" in place for place in places)             # not a folder that this process was started in
+    return False
+
+
+def _is_there(base: Path, parts: list[str]) -> bool:
+    """Return whether a dotted name may be a module below a folder: a file, compiled or not, or a folder."""
+    path = base.joinpath(*parts)
+    return path.is_dir() or any(path.parent.glob(f"{parts[-1]}.*"))
+
+
+@code_rule
 def missing_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call of the project's own function lacks an argument that the function has to have."""
     defined = Counter(node.name for node in ast.walk(script.tree) if isinstance(node, FunctionNode | ast.ClassDef))
@@ -133,17 +205,19 @@ def missing_arguments(script: Script, subject: Subject, where: Circumstances) ->
 @code_rule
 def removed_call_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call has an argument that the libraries no longer take."""
-    gone = [(item, item.arg) for node in script.nodes if isinstance(node, ast.Call) for item in node.keywords
-            if item.arg in GONE_ARGUMENTS and last_name(node.func) in GONE_ARGUMENTS[item.arg][0]
+    gone = [(item, name) for node in script.nodes if isinstance(node, ast.Call) for item, name in passed(script, node)
+            if name in GONE_ARGUMENTS and last_name(node.func) in GONE_ARGUMENTS[name][0]
             and "unsloth" not in script.name(node).lower() and not _is_said_of_weights(subject, item)]
     if gone:
-        says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone if name))
+        says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone))
         yield found(since(where), *(item for item, _ in gone), names=says)
 
 
-def _is_said_of_weights(subject: Subject, item: ast.keyword) -> bool:
+def _is_said_of_weights(subject: Subject, item: ast.AST) -> bool:
     """Return whether quantised_without_adapters says of this argument that the run ends."""
-    return str(item.arg).startswith("load_in_") and getattr(item.value, "value", None) is True and not subject.has_adapters
+    adapts = subject.has_adapters or (subject.script is not None and subject.script.says("get_peft_model"))
+    return isinstance(item, ast.keyword) and str(item.arg).startswith("load_in_") and getattr(
+        item.value, "value", None) is True and not adapts
 
 
 @code_rule
@@ -162,8 +236,10 @@ def loss_of_an_older_trainer(script: Script, subject: Subject, where: Circumstan
 def adapters_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trainer is told to add adapters to a model that has them already."""
     trainer = script.sections.get("trainer")
-    model, config = (argument(trainer, name) for name in ("model", "peft_config")) if trainer is not None else (None, None)
-    if trainer is None or model is None or config is None or not script.name(trainer).startswith("trl."):
+    if trainer is None or not script.name(trainer).startswith("trl."):
+        return
+    model, config = argument(trainer, "model", 0), argument(trainer, "peft_config")
+    if model is None or config is None:
         return
     wrapping = next((value for value in script.assigned(model) if isinstance(value, ast.Call)
                      and last_name(value.func) == "get_peft_model" and not script.conditions(value)), None)

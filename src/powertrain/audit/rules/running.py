@@ -6,19 +6,21 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
-from powertrain.audit.installed import LIBRARIES, defined, gives, in_force, members, root
+from powertrain.audit.installed import defined, gives, in_force, members, root
 from powertrain.audit.rules.base import Findings, code_rule, found
-from powertrain.audit.rules.names import of_library
+from powertrain.audit.rules.calls import object_of, of_library, own_class
+from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.rules.program import KNOWN, bound_names, is_annotation, is_open, own_tree
-from powertrain.audit.scopes import Scopes, means, run_nodes, used_before
-from powertrain.audit.script import FunctionNode, Script, last_name
+from powertrain.audit.scopes import Scopes, bound_by, means, run_nodes, used_before
+from powertrain.audit.script import FunctionNode, Script, inside, last_name
 from powertrain.audit.subject import Circumstances, Subject
 
 NOTEBOOK = ("_In[", "# In[", "# %%")         # what an exported notebook has: its cells may run in any order
-PARSING = ("parse_args", "parse_known_args")
-OF_A_NAMESPACE = frozenset(dir(object)) | {"__dict__"}
-PASSED_ON = ("add_subparsers", "set_defaults", "add_parser")         # by which a parser gets arguments in other ways
+# Source: the tokenizers of transformers 5.23
+GONE_OF_TOKENIZERS = ("batch_encode_plus", "encode_plus", "as_target_tokenizer")
 TOKENIZERS = "Tokenizer.from_pretrained"
+# ends of the classes whose objects have what the class has
+EXACT = ("Trainer", "Accelerator", "TrainingArguments", "ModelConfig")
 
 
 def _trees(script: Script) -> list[ast.Module]:
@@ -28,7 +30,7 @@ def _trees(script: Script) -> list[ast.Module]:
     return [tree for tree in (own_tree(script), *(module.tree for module in script.modules)) if not is_open(tree)]
 
 
-def _is_guarded(script: Script, node: ast.AST) -> bool:
+def is_guarded(script: Script, node: ast.AST) -> bool:
     return any(isinstance(around, ast.Try) for around in script.ancestors(node))
 
 
@@ -40,7 +42,7 @@ def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -
         every = bound_names(tree)
         guarded = any(module.tree is tree and "__main__" in module.text for module in script.modules)
         lost = [node for node in Scopes(tree).lost if node in reached and node.id in every and node.id not in KNOWN
-                and not _is_guarded(script, node) and not is_annotation(script, node)] if not guarded else []
+                and not is_guarded(script, node) and not is_annotation(script, node)] if not guarded else []
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(),
                         names=", ".join(dict.fromkeys(node.id for node in lost)))
@@ -52,76 +54,62 @@ def used_before_given(script: Script, subject: Subject, where: Circumstances) ->
     trees, reached = _trees(script), set(run_nodes(script))
     for tree in trees:
         for node, later in used_before(tree):
-            if node in reached and node.id not in KNOWN and not _is_guarded(script, node):
+            if node in reached and node.id not in KNOWN and not is_guarded(script, node):
                 yield found("critical", node, later, name=node.id)
                 return
 
 
 @code_rule
-def options_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The code reads an option that the command line does not have."""
-    parsers = {last_name(target) for node in ast.walk(script.tree) if isinstance(node, ast.Assign)
-               and isinstance(node.value, ast.Call) and script.name(node.value) == "argparse.ArgumentParser"
-               for target in node.targets}
-    calls = [node for node in ast.walk(script.tree) if isinstance(node, ast.Call)]
-    handed_on = any(last_name(call.func) in PASSED_ON or (script.called(call) is None and any(
-        last_name(item) in parsers for item in (*call.args, *(each.value for each in call.keywords)))) or (
-        script.name(call) == "argparse.ArgumentParser" and any(item.arg in ("parents", None) for item in call.keywords))
-        for call in calls)
-    added = [call for call in calls if last_name(call.func) == "add_argument"]
-    if not parsers or "" in parsers or handed_on or any(not _flags(call) for call in added):
+def given_on_one_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A name has a value on one process only, and all processes read it."""
+    reached = set(run_nodes(script))
+    for function in (node for node in reached if isinstance(node, FunctionNode)):
+        nodes = list(inside(function))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        free = {item.arg for item in ast.walk(function.args) if isinstance(item, ast.arg)}
+        free |= {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+        leaves = any(isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break) and _of_one_process(script, node)
+                     for node in nodes)
+        made: dict[str, list[ast.Name]] = {}
+        for node in names:
+            if not isinstance(node.ctx, ast.Load):
+                made.setdefault(node.id, []).append(node)
+        other = {name for node in nodes for name in bound_by(node)}
+        for name, stores in made.items():
+            both = any(isinstance(around, ast.If) and any(script.is_within(node, each) for each in around.orelse)
+                       for node in stores for around in script.ancestors(node))
+            if leaves or both or name in free | other or not all(_of_one_process(script, node) for node in stores):
+                continue
+            read = next((node for node in names if node.id == name and isinstance(node.ctx, ast.Load)
+                         and node.lineno > stores[0].lineno and not _of_one_process(script, node)
+                         and not is_guarded(script, node)), None)
+            if read is not None:
+                yield found("critical", read, stores[0], name=name)
+                return
+
+
+def _of_one_process(script: Script, node: ast.AST) -> bool:
+    """Return whether a node stands under a condition on the process's number."""
+    tests = [around.test for around in script.ancestors(node) if isinstance(around, ast.If | ast.IfExp)]
+    return any(word in script.words(test).lower() for test in tests for word in RANKED)
+
+
+@code_rule
+def rank_as_device(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The number of the process among all is taken for the number of its GPU."""
+    if script.says("LOCAL_RANK", "local_rank", "local_process_index"):
         return
-    names = {name for call in added for name in _flags(call)}
-    names |= {str(node.value) for node in ast.walk(script.tree) if isinstance(node, ast.Constant)}
-    names |= {node.attr for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)
-              and not isinstance(node.ctx, ast.Load)}
-    spaces = _namespaces(script)
-    lost = [node for node in script.nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-            and node.value.id in spaces and node.attr not in names | OF_A_NAMESPACE and not _is_guarded(script, node)
-            and _is_the_namespace(script, node.value)]
-    if lost:
-        yield found("critical", *{node.attr: node for node in reversed(lost)}.values(),
-                    names=", ".join(dict.fromkeys(f"--{node.attr}" for node in lost)))
-
-
-def _flags(call: ast.Call) -> set[str]:
-    """Return the names under which the command line's result has an option; none where they cannot be read."""
-    flags = [item.value for item in call.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
-    if len(flags) < len(call.args):
-        return set()
-    return {flag.lstrip("-").replace("-", "_") for flag in flags}        # `dest` counts as a text of the script
-
-
-def _namespaces(script: Script) -> set[str]:
-    """Return the names that only ever hold what the command line gave, or what a function was given under such a name."""
-    given: dict[str, list[ast.AST]] = {}
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
-                for inner in ast.walk(target):
-                    if isinstance(inner, ast.Name):
-                        given.setdefault(inner.id, []).append(node.value if inner is first else node)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            around = script.parents.get(node)
-            if not isinstance(around, ast.Assign | ast.Tuple):
-                given.setdefault(node.id, []).append(node)
-        elif isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for name in [item.asname or item.name for item in node.names] if isinstance(
-                    node, ast.Import | ast.ImportFrom) else [node.name]:
-                given.setdefault(name, []).append(node)
-    return {name for name, values in given.items() if all(
-        isinstance(value, ast.Call) and last_name(value.func) in PARSING for value in values)}
-
-
-def _is_the_namespace(script: Script, name: ast.Name) -> bool:
-    """Return whether a name is no argument of the function around, or one that all of its calls give the namespace for."""
-    function = next((each for each in script.ancestors(name) if isinstance(each, FunctionNode) and any(
-        item.arg == name.id for item in ast.walk(each.args) if isinstance(item, ast.arg))), None)
-    calls = script.callers(function)
-    return function is None or (bool(calls) and not isinstance(script.parents.get(function), ast.ClassDef) and all(
-        any(isinstance(item, ast.Name) and item.id == name.id for item in (*call.args, *(each.value for each in call.keywords)))
-        for call in calls))
+    for call in script.calls("torch.cuda.set_device", "torch.device", ".to"):
+        whole = script.name(call) == "torch.cuda.set_device"
+        if not call.args or not (whole or isinstance(call.args[0], ast.JoinedStr | ast.Name)):
+            continue
+        behind = script.behind(call.args[0])
+        ranks = [node for node in behind if (isinstance(node, ast.Call) and last_name(node.func) == "get_rank") or (
+            isinstance(node, ast.Constant) and node.value == "RANK")]
+        divided = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in behind)
+        if ranks and not divided:
+            yield found("moderate", call, ranks[0])
+            return
 
 
 @code_rule
@@ -129,7 +117,7 @@ def arguments_refused(script: Script, subject: Subject, where: Circumstances) ->
     """A call of the project's own function or class has other arguments than it takes."""
     project = _own(script)
     for call in run_nodes(script):
-        if not isinstance(call, ast.Call) or any(isinstance(item, ast.Starred) for item in call.args) or _is_guarded(
+        if not isinstance(call, ast.Call) or any(isinstance(item, ast.Starred) for item in call.args) or is_guarded(
                 script, call):
             continue
         own = project.called(call)
@@ -219,7 +207,7 @@ def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> 
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
         call = node.value if isinstance(node, ast.Assign) else None
         if not isinstance(target, ast.Tuple) or not isinstance(call, ast.Call) or any(
-                isinstance(item, ast.Starred) for item in target.elts) or _is_guarded(script, node):
+                isinstance(item, ast.Starred) for item in target.elts) or is_guarded(script, node):
             continue
         function = project.definition(call.func) if isinstance(call.func, ast.Name) else project.method(call)
         sizes = _returned(function) if isinstance(function, ast.FunctionDef) and not function.decorator_list else set()
@@ -272,7 +260,7 @@ def names_not_of_module(script: Script, subject: Subject, where: Circumstances) 
             continue
         names = bound_names(module.tree)
         if not is_open(module.tree) and node.attr not in names | stored and not node.attr.startswith("__") \
-                and "__getattr__" not in names and "__main__" not in module.text and not _is_guarded(script, node):
+                and "__getattr__" not in names and "__main__" not in module.text and not is_guarded(script, node):
             yield found("critical", node, name=node.attr, module=module.path.name)
             return
 
@@ -281,15 +269,28 @@ def names_not_of_module(script: Script, subject: Subject, where: Circumstances) 
 def attributes_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An object is asked for an attribute that nothing gives it."""
     given = {node.attr for node in ast.walk(script.tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    given |= bound_names(script.tree) | {str(node.value) for node in ast.walk(script.tree) if isinstance(node, ast.Constant)}
+    given |= {str(node.value) for node in ast.walk(script.tree) if isinstance(node, ast.Constant)}
+    given |= {name for kind in script.classes.values() for name in bound_names(ast.Module(kind.body, []))}
+    if any(isinstance(node, ast.Attribute) and node.attr == "__dict__" for node in ast.walk(script.tree)) or any(
+            len(call.args) > 1 and not isinstance(call.args[1], ast.Constant) for call in script.calls("setattr")):
+        given |= bound_names(script.tree)
     kinds: dict[ast.ClassDef, frozenset[str] | None] = {}
     lost: dict[str, tuple[ast.Attribute, str]] = {}
     for node in run_nodes(script):
         owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
-        if not isinstance(node, ast.Attribute) or not isinstance(owner, ast.Name) or node.attr in given \
-                or node.attr.startswith("__") or _is_guarded(script, node):
+        if not isinstance(node, ast.Attribute) or node.attr in given or node.attr.startswith("__") or is_guarded(script, node):
             continue
-        if owner.id == "self":
+        if isinstance(owner, ast.Attribute) and script.words(owner) == "self.args":
+            kind = next((each for each in script.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+            has = members(defined("transformers", "Seq2SeqTrainingArguments")) if kind is not None and _is_a_trainer(
+                script, kind) else None                      # which has all of TrainingArguments
+            if has is not None and node.attr not in has and in_force("transformers", where):
+                lost[node.attr] = (node, "TrainingArguments")
+        elif _lost_of_tokenizers(script, node, where):
+            lost[node.attr] = (node, "the tokenizer")
+        elif not isinstance(owner, ast.Name):
+            continue
+        elif owner.id == "self":
             kind = next((each for each in script.ancestors(node) if isinstance(each, ast.ClassDef)), None)
             if kind is not None and kind not in kinds:
                 kinds[kind] = _members(script, kind, where)
@@ -300,6 +301,22 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
             lost[node.attr] = (node, owner.id)
     for name, (node, whose) in lost.items():
         yield found("critical", node, name=name, whose=whose)
+
+
+def _lost_of_tokenizers(script: Script, node: ast.Attribute, where: Circumstances) -> bool:
+    """Return whether a tokenizer is asked for a method that no tokenizer of transformers, in the release in force, has."""
+    around = script.parents.get(node)
+    called = isinstance(around, ast.Call) and around.func is node and last_name(node.value) == "tokenizer"
+    others = any("tokenizer" in name.lower() for name in script.classes) or not any(
+        name.startswith("transformers.") and "Tokenizer" in name for name in script.all_imported)
+    return called and not others and in_force("transformers", where) and node.attr in GONE_OF_TOKENIZERS
+
+
+def _is_a_trainer(script: Script, kind: ast.ClassDef) -> bool:
+    """Return whether an own class derives from the Trainer of transformers alone, directly or through others."""
+    above = own_class(script, kind.bases[0]) if len(kind.bases) == 1 else None
+    return [script.name(base) for base in kind.bases] == ["transformers.Trainer"] or (
+        above is not None and above is not kind and _is_a_trainer(script, above))
 
 
 def _members(script: Script, kind: ast.ClassDef, where: Circumstances) -> frozenset[str] | None:
@@ -323,18 +340,14 @@ def _members(script: Script, kind: ast.ClassDef, where: Circumstances) -> frozen
 
 
 def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumstances) -> bool:
-    """Return whether a Trainer or a tokenizer is asked for what its class, in the release in force, does not have."""
+    """Return whether an object of a library is asked for what its class, in the release in force, does not have."""
     made = script.kinds.get(owner.id, frozenset())
-    values = script.assigned(owner)
-    if not made or len(made) != 1 or not values or not all(isinstance(value, ast.Call) for value in values):
+    kind = object_of(script, owner, where)
+    if kind is None:
         return False
-    kind = next(iter(made))
-    module, _, last = kind.rpartition(".")
-    if kind.endswith(TOKENIZERS) and kind.startswith("transformers.") and in_force("transformers", where):
+    if next(iter(made)).endswith(TOKENIZERS):
         remote = script.says("trust_remote_code", "add_tokens_method")
         return not remote and root("transformers") is not None and not gives("transformers", "tokenization_*.py", name) \
             and not gives("transformers", "models/*/tokenization_*.py", name)
-    if module.partition(".")[0] in LIBRARIES and in_force(module.partition(".")[0], where) and last.endswith("Trainer"):
-        has = members(defined(module, last))
-        return has is not None and name not in has
-    return False
+    has = members(kind) if kind.node.name.endswith(EXACT) else None
+    return has is not None and name not in has

@@ -114,7 +114,7 @@ async function refresh(part, documents = {}) {
   try {
     const answer = await (documents[part.dataset.live] ||= fetched(part.dataset.live));
     if (!answer) return;
-    markTouched(Date.now());
+    markTouched();
     const fresh = answer.getElementById(part.id);
     if (!fresh || part.contains(document.activeElement) && document.activeElement.matches("input,select,textarea")) return;
     const open = new Set(all("details[open]", part).map((details) => details.dataset.key || details.textContent.slice(0, 40)));
@@ -154,12 +154,22 @@ function lookAfter(part, least = 0) {
 
 // ---------------------------------------------------------------- the stream
 
-let stream = null, heard = Date.now();
+const STALE_MS = 10000;
+let stream = null, silent = 0;
 
-function markTouched(when) {
-  heard = when;
+function markTouched() {
+  clearTimeout(silent);
+  silent = setTimeout(() => showStale(listens() && !document.hidden), STALE_MS);
+  showStale(false);
+}
+
+function listens() {
+  return stream ? stream !== "ended" : all("[data-live]").some((part) => part.dataset.every >= 1 && part.dataset.every <= 5);
+}
+
+function showStale(is) {
   const stale = one("#stale");
-  if (stale) stale.hidden = true;
+  if (stale && stale.hidden === is) stale.hidden = !is;        // the browser draws again for each change, even for none
 }
 
 function listen() {
@@ -167,7 +177,7 @@ function listen() {
   if (!address || document.hidden || stream) return;
   stream = new EventSource(address);
   stream.onmessage = (message) => {
-    markTouched(Date.now());
+    markTouched();
     const {fields, lines, changed, ended} = JSON.parse(message.data);
     for (const [name, text] of Object.entries(fields || {})) {
       all(`[data-field="${CSS.escape(name)}"]`).forEach((place) => { if (place.textContent !== text) place.textContent = text; });
@@ -182,19 +192,13 @@ function listen() {
     if (changed) refreshAll();
     if (ended) { stream.close(); stream = "ended"; }
   };
-  stream.addEventListener("beat", () => markTouched(Date.now()));
+  stream.addEventListener("beat", () => markTouched());
 }
 
 document.addEventListener("visibilitychange", () => {
   if (document.hidden && stream && stream !== "ended") { stream.close(); stream = null; }
-  if (!document.hidden) { heard = Date.now(); listen(); refreshAll(); }
+  if (!document.hidden) { markTouched(); listen(); refreshAll(); }
 });
-
-setInterval(() => {
-  const stale = one("#stale");
-  const listens = stream ? stream !== "ended" : all("[data-live]").some((part) => part.dataset.every >= 1 && part.dataset.every <= 5);
-  if (stale && listens && !document.hidden) stale.hidden = Date.now() - heard < 10000;
-}, 1000);
 
 // ---------------------------------------------------------------- forms that answer while they change
 
@@ -402,4 +406,5 @@ if ("enter" in document.body.dataset) {
 
 follow(document);
 all("[data-live]").forEach(lookAfter);
+markTouched();
 listen();

@@ -1,0 +1,216 @@
+"""Rules on calls of the installed libraries: what they take and need, and what their objects are."""
+
+import ast
+from collections.abc import Iterator
+
+from powertrain.audit.edits import with_text
+from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, required
+from powertrain.audit.reading_calls import OF_THE_CONFIG
+from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.names import REMOVED, SINCE, is_guarded
+from powertrain.audit.scopes import run_nodes
+from powertrain.audit.script import FunctionNode, Script, argument, last_name
+from powertrain.audit.subject import Circumstances, Subject
+
+# calls that open an object -> the class of what they give, or one that it derives from
+OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase"), ("peft", "get_peft_model", "PeftModel"),
+          ("peft", "PeftModel.from_pretrained", "PeftModel"), ("transformers", "LM.from_pretrained", "PreTrainedModel"))
+DTYPES = ("dtype", "torch_dtype", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
+PARSED = ("parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict", "parse_args_and_config")
+SAID_OF_KEYS = ("transformers.TrainingArguments", "trl.SFTConfig")       # whose unknown arguments unknown_keys says
+
+
+def of_library(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
+    """Return the class or function of a library that a name stands for, in the release in force."""
+    module, _, name = script.name(node).rpartition(".")
+    library = module.partition(".")[0]
+    return defined(module, name) if library in LIBRARIES and in_force(library, where) else None
+
+
+@code_rule
+def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A call of a library has arguments that its release in force does not take."""
+    said = {id(item) for section in ("training", "trainer") if section in script.sections
+            for item in script.sections[section].keywords if item.arg in REMOVED or item.arg in OF_THE_CONFIG}
+    wrong: list[tuple[ast.AST, str, ast.Call]] = []
+    for call in run_nodes(script):
+        if not isinstance(call, ast.Call) or not call.keywords or is_guarded(script, call):
+            continue
+        if script.name(call.func).endswith(SAID_OF_KEYS):
+            said |= {id(item) for item in call.keywords}
+        taken = parameters(_called(script, call, where))
+        if taken is not None:
+            wrong += [(node, name, call) for node, name in passed(script, call) if name not in taken and id(node) not in said]
+    if wrong:
+        says = ", ".join(dict.fromkeys(f"{name} of {last_name(call.func)}" for _, name, call in wrong))
+        yield found("critical", *(node for node, _, _ in wrong), names=says)
+
+
+@code_rule
+def arguments_lacking(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A call of a library lacks an argument that it has to have."""
+    for call in run_nodes(script):
+        if not isinstance(call, ast.Call) or is_guarded(script, call) or any(
+                isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
+            continue
+        placed, alone = required(_called(script, call, where))
+        given = {item.arg for item in call.keywords}
+        lost = [name for name in (*placed[len(call.args):], *sorted(alone)) if name not in given]
+        if lost:
+            yield found("critical", call, names=", ".join(lost), function=last_name(call.func))
+
+
+def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST, str]]:
+    """Yield (where, name) of the arguments that a call passes by name, those of a dictionary `**settings` too."""
+    for item in call.keywords:
+        if item.arg is not None:
+            yield item, item.arg
+            continue
+        made = script.assigned(item.value) if isinstance(item.value, ast.Name) else []
+        if len(made) != 1 or not isinstance(item.value, ast.Name):
+            continue
+        if isinstance(made[0], ast.Call) and script.name(made[0]) == "dict":
+            yield from ((each, each.arg) for each in made[0].keywords if each.arg)
+        if not isinstance(made[0], ast.Dict):
+            continue
+        uses = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == item.value.id]
+        if any(isinstance(script.parents[node], ast.arg | ast.Delete | ast.Attribute) for node in uses):
+            continue                                     # d.pop("key")
+        keys = [key for key in made[0].keys if key is not None]
+        keys += [around.slice for node in uses if isinstance(around := script.parents[node], ast.Subscript)
+                 and isinstance(around.ctx, ast.Store)]
+        yield from ((key, key.value) for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+def _called(script: Script, call: ast.Call, where: Circumstances) -> Defined | None:
+    """Return what a call runs: a library's class or function, a method of its objects, or what an own class inherits."""
+    if (kind := of_library(script, call.func, where)) is not None:
+        return kind
+    if isinstance(call.func, ast.Name):
+        own = own_class(script, call.func)
+        return _made_with(script, own, where) if own is not None else None
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    if call.func.attr == "__init__" and isinstance(call.func.value, ast.Call) and script.name(call.func.value) == "super":
+        around = next((each for each in script.ancestors(call) if isinstance(each, ast.ClassDef)), None)
+        return _above(script, around, where) if around is not None else None
+    return method(object_of(script, call.func.value, where), call.func.attr)
+
+
+def own_class(script: Script, name: ast.AST) -> ast.ClassDef | None:
+    """Return the project's class that a name stands for, if only one has the name and no library gives it."""
+    own = script.classes.get(name.id) if isinstance(name, ast.Name) and name.id not in script.shared_names else None
+    return own if own is not None and script.name(name).partition(".")[0] not in LIBRARIES else None
+
+
+def _made_with(script: Script, own: ast.ClassDef, where: Circumstances) -> Defined | None:
+    """Return the library's class whose `__init__` makes the objects of an own class."""
+    makes = any(isinstance(item, FunctionNode) and item.name in ("__init__", "__new__") for item in own.body)
+    return None if makes else _above(script, own, where)
+
+
+def _above(script: Script, own: ast.ClassDef, where: Circumstances) -> Defined | None:
+    """Return the library's class whose `__init__` is the next above an own class; None where that is not sure."""
+    if len(own.bases) != 1 or own.decorator_list or own.keywords:
+        return None
+    base = own_class(script, own.bases[0])
+    return of_library(script, own.bases[0], where) if base is None or base is own else _made_with(script, base, where)
+
+
+def object_of(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
+    """Return the library's class of the object that a variable holds, as far as it has been made in one way only."""
+    made = script.kinds.get(node.id, frozenset()) if isinstance(node, ast.Name) else frozenset()
+    if len(made) != 1 or not isinstance(node, ast.Name):
+        return None
+    values = script.assigned(node)
+    if not (all(isinstance(value, ast.Call) for value in values) if values else _is_parsed(script, node.id)):
+        return None
+    kind = next(iter(made))
+    for library, ending, name in OPENED:
+        if kind.startswith(library) and kind.endswith(ending):
+            return defined(library, name) if in_force(library, where) else None
+    module, _, last = kind.rpartition(".")
+    library = module.partition(".")[0]
+    return defined(module, last) if library in LIBRARIES - {"torch"} and in_force(library, where) else None
+
+
+def is_handed_on(script: Script, given: ast.arg) -> bool:
+    """Return whether all calls of a function give an argument the value that has its name there."""
+    function = next((each for each in script.ancestors(given) if isinstance(each, FunctionNode)), None)
+    calls = script.callers(function)
+    values = [(*call.args, *(item.value for item in call.keywords)) for call in calls]
+    same = all(any(isinstance(value, ast.Name) and value.id == given.arg for value in each) for each in values)
+    return bool(calls) and same and function is not None and not isinstance(script.parents.get(function), ast.ClassDef)
+
+
+def _is_parsed(script: Script, name: str) -> bool:
+    """Return whether a name only ever holds what HfArgumentParser made of the command line or a file."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.arg) and node.arg == name and not is_handed_on(script, node):
+            return False
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            statement = script.statement(node)
+            if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call) or last_name(
+                    statement.value.func) not in PARSED:
+                return False
+    return True
+
+
+@code_rule
+def dtype_as_dotted_text(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A type is given as a text that begins with torch., which torch is then asked for."""
+    for node in script.nodes:
+        value = node.value if isinstance(node, ast.keyword) and node.arg in DTYPES else None
+        if isinstance(value, ast.Constant) and str(value.value).startswith("torch."):
+            name = str(value.value).removeprefix("torch.")
+            yield found("critical", node, name=name, edits=with_text(script, value, f'"{name}"'))
+            return
+
+
+@code_rule
+def chat_template_gives_a_dictionary(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """apply_chat_template gives a dictionary where the code takes it for the tokens."""
+    version = where.version("transformers")
+    if version is None or version < SINCE:
+        return
+    for call in script.calls(".apply_chat_template"):
+        asked = [argument(call, name) for name in ("return_dict", "return_assistant_tokens_mask")]
+        tokens = getattr(argument(call, "tokenize"), "value", True) is True
+        if not tokens or any(asked) or any(item.arg is None for item in call.keywords) or len(call.args) > 2:
+            continue
+        use = _taken_for_tokens(script, call)
+        if use is not None:
+            yield found("critical", call, use)
+            return
+
+
+def _taken_for_tokens(script: Script, call: ast.Call) -> ast.AST | None:
+    """Return where tokens are wanted and the result of a call is given, by itself or under its only name."""
+    made: ast.AST = call
+    around = script.parents[call]
+    if isinstance(around, ast.Attribute) and around.attr == "to":
+        made = script.parents[around]
+    statement = script.parents[made]
+    if not isinstance(statement, ast.Assign):
+        return made if _wants_tokens(script, made) else None
+    target = statement.targets[0]
+    if not isinstance(target, ast.Name) or len(script.assigned(target)) != 1:
+        return statement if _wants_tokens(script, made) else None
+    uses = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == target.id
+            and isinstance(node.ctx, ast.Load) and script.module(node) is script.module(call)]
+    as_dictionary = any(isinstance(script.parents[node], ast.keyword) and script.parents[node].arg is None       # type: ignore[attr-defined]
+                        for node in uses)
+    return None if as_dictionary else next((script.parents[node] for node in uses if _wants_tokens(script, node)), None)
+
+
+def _wants_tokens(script: Script, node: ast.AST) -> bool:
+    """Return whether a value is given as input_ids, generated from, or measured by len or shape."""
+    around = script.parents[node]
+    if isinstance(around, ast.keyword):
+        return around.arg == "input_ids"
+    if isinstance(around, ast.Call):
+        return node in around.args[:1] and last_name(around.func) in ("len", "generate")
+    if isinstance(around, ast.Dict):
+        return any(value is node and getattr(key, "value", None) == "input_ids"
+                   for key, value in zip(around.keys, around.values, strict=True))
+    return isinstance(around, ast.Attribute) and around.attr == "shape"
