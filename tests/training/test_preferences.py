@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from powertrain.data.example import Compared, Example, collate
+from powertrain.evidence.profile import profile_steps
 from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.decoder import Decoder
@@ -346,3 +347,11 @@ def test_training_from_scratch_and_other_models_than_decoders_are_refused(facts:
         check_shape(resolve(None, ["objective=dpo"]).recipe)         # before any data is read
     assert "decoders" in (Dpo().why_not(replace(facts.model, method="full", task="seq2seq")) or "")
     assert Dpo().why_not(replace(facts.model, method="full")) is None
+
+
+@pytest.mark.parametrize("chunks", [0, 3])
+def test_a_step_of_compared_answers_is_profiled(make_pairs: MakePairs, chunks: int) -> None:
+    setup = ChunkedCrossEntropy(chunks).apply(make_pairs(Dpo())) if chunks else make_pairs(Dpo())
+    found = profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, compiled=False)
+    assert found["loss"] > 0
+    assert found["products"] > 0

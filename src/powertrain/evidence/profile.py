@@ -10,17 +10,21 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from powertrain.facts.measure import wait_for
+from powertrain.models.kernels.losses import Loss, Scores, scores_of
 from powertrain.records.evidence import Window
 from powertrain.training.loop import State, backward, update
 from powertrain.training.setup import Setup
 
 CLASSES = ("products", "attention", "loss", "elementwise", "optimizer", "data", "copy")
-REGIONS = {"powertrain: loss": "loss", "powertrain: attention": "attention", "powertrain: update": "optimizer"}
+LOSS = "powertrain: loss"
+REGIONS = {LOSS: "loss", "powertrain: attention": "attention", "powertrain: update": "optimizer"}
 # batched products are attention's: linear layers multiply all of a pass's tokens at once
 ATTENTION = re.compile(r"bmm|softmax|scaled_dot_product|attention|attn|flash")
 PRODUCTS = re.compile(r"aten::(mm|addmm|_addmm_activation|mv|_scaled_mm|mkldnn_linear)\b|linear_pointwise|gemm|4bit")
@@ -33,6 +37,22 @@ class Profile:
 
     step_s: float
     classes: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _MarkedLoss:
+    """A loss that the profile tells apart, with the scores of targets that objectives of compared answers ask it for."""
+
+    loss: Loss
+
+    def terms(self, *arguments: Any, **named: Any) -> Tensor:
+        with record_function(LOSS):
+            return self.loss(*arguments, **named)
+
+    @property
+    def scores(self) -> Scores:
+        marked: Scores = record_function(LOSS)(scores_of(self.loss))
+        return marked
 
 
 def bound(plain: Profile, full: Profile, acts_on: frozenset[str]) -> float:
@@ -58,7 +78,7 @@ def profile_steps(setup: Setup, state: State, first_step: int, steps: int, max_g
 
     Compiled blocks would be compiled anew for a marked attention, so there its kernels are known by their names.
     """
-    marked = replace(setup, loss=record_function("powertrain: loss")(setup.loss))
+    marked = replace(setup, loss=_MarkedLoss(setup.loss).terms)
     if not compiled:
         marked = replace(marked, attention=record_function("powertrain: attention")(setup.attention))
     on_gpu = setup.device.type == "cuda"
