@@ -51,8 +51,8 @@ RUNNING_CASES: dict[str, tuple[str, str]] = {
     "rank_as_device": (loop(*PLAIN, before=PARALLEL + "torch.cuda.set_device(dist.get_rank())\n"),
                        loop(*PLAIN, before=PARALLEL + "torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())\n")),
     "scaler_refuses_bf16": (HEAD + QUANTISED.format(precision="fp16"), HEAD + QUANTISED.format(precision="bf16")),
-    "trainer_never_trains": (HEAD + HF + ARGUMENTS + "trainer = Trainer(model, args)\n",
-                             HEAD + HF + ARGUMENTS + "trainer = Trainer(model, args)\ntrainer.train()\n"),
+    "trainer_never_trains": (HEAD + HF + ARGUMENTS + "if __name__ == '__main__':\n    trainer = Trainer(model, args)\n",
+                             HEAD + HF + ARGUMENTS + "trainer = Trainer(model, args)\n"),
     "device_map_in_processes": (HEAD + ARGUMENTS + SPREAD.format(where="'auto'"),
                                 HEAD + ARGUMENTS + SPREAD.format(where="None")),
     "names_out_of_reach": (

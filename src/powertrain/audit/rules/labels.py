@@ -85,7 +85,8 @@ def ends_before_the_last(node: ast.AST) -> bool:
 @code_rule
 def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The data shifts the labels by one token, and the model shifts them again."""
-    shifted = next((node for node in run_nodes(script) if _shifts_labels(script, node)), None)
+    shifted = next((node for node in run_nodes(script) if _shifts_labels(script, node) and "metric" not in getattr(
+        script.function(node), "name", "")), None)
     again = _shifts_too(script, subject.framework) if shifted is not None else None
     if shifted is not None and again is not None:
         yield found("critical" if isinstance(again, ast.Call) else "moderate", shifted, again,

@@ -94,8 +94,7 @@ def groups_of_completions(script: Script, subject: Subject, where: Circumstances
     asked = subject.settings.get("training.num_generations")
     size = asked.value if asked is not None else None if subject.is_unread("training.num_generations") else 8
     if each and times and isinstance(size, int) and size > 0 and each * times % size:
-        fits = not size % int(each * times)              # with some number of processes
-        yield found("moderate" if fits else "critical", "training.per_device_train_batch_size", asked,
+        yield found("moderate", "training.per_device_train_batch_size", asked,       # some number of processes makes up for it
                     completions=int(each * times), size=size)
 
 
@@ -209,6 +208,8 @@ def trainer_never_trains(script: Script, subject: Subject, where: Circumstances)
     """A trainer is made, and nothing asks it to train."""
     made = script.sections.get("trainer")
     if made is None or script.module(made) is not None or subject.framework not in TRAINERS:
+        return
+    if "__main__" not in script.own_text:                # another file may import it
         return
     statement = script.parents[made]
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
