@@ -187,3 +187,12 @@ def test_a_module_of_the_project_has_the_names_that_are_read(tmp_path: Path) -> 
                                              ("print(model.module.vocab)", False), ("print(model.device_ids)", False)])
 def test_an_attribute_of_the_model_is_not_one_of_its_wrapper(asks: str, fires: bool, tmp_path: Path) -> None:
     assert bool(said("method_of_wrapped_model", loop(*PLAIN, before=PARALLEL, after=f"{asks}\n"), tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("trainer", "fires"), [("Trainer", True), ("SFTTrainer", True), ("GRPOTrainer", False),
+                                                ("DPOTrainer", False)])
+def test_a_low_rate_is_usual_only_where_answers_are_compared_or_rewarded(trainer: str, fires: bool, tmp_path: Path) -> None:
+    made = "from trl import DPOTrainer, GRPOTrainer\nfrom peft import LoraConfig, get_peft_model\n"
+    made += "model = get_peft_model(AutoModelForCausalLM.from_pretrained('gpt2'), LoraConfig(r=8))\n"
+    made += f"{trainer}(model, args=TrainingArguments('out', learning_rate=5e-6), train_dataset=rows).train()\n"
+    assert bool(said("learning_rate_unfit", HEAD + made, tmp_path)) == fires

@@ -153,6 +153,12 @@ class Subject:
         plain = made is not None and last_name(made.func) == "TrainingArguments"     # of which TRL's trainers keep what is set
         return default_of("transformers" if plain and self.framework == "trl" else self.framework, key)
 
+    @property
+    def trainer(self) -> str:
+        """Return the dotted name of the trainer that a script makes; "" where it makes none."""
+        made = self.script.sections.get("trainer") if self.script is not None else None
+        return self.script.name(made) if self.script is not None and made is not None else ""
+
     def trainer_default(self, key: str) -> Any:
         """Return what the subject's trainer does if `key` is not set; None if it does nothing, or it is not known."""
         learned = self.value("objective.name")

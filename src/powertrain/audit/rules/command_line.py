@@ -4,7 +4,7 @@ import ast
 
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.calls import is_handed_on
-from powertrain.audit.rules.running import is_guarded
+from powertrain.audit.rules.program import is_tried
 from powertrain.audit.script import FunctionNode, Script, argument, last_name
 from powertrain.audit.subject import Circumstances, Subject
 
@@ -35,7 +35,7 @@ def options_missing(script: Script, subject: Subject, where: Circumstances) -> F
               and not isinstance(node.ctx, ast.Load)}
     spaces = _namespaces(script)
     lost = [node for node in script.nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-            and node.value.id in spaces and node.attr not in names | OF_A_NAMESPACE and not is_guarded(script, node)
+            and node.value.id in spaces and node.attr not in names | OF_A_NAMESPACE and not is_tried(script, node)
             and _is_the_namespace(script, node.value)]
     if lost:
         yield found("critical", *{node.attr: node for node in reversed(lost)}.values(),

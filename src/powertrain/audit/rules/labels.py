@@ -270,8 +270,7 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
     joined = next((node for node in trained if _joins(node)), None)
     joined = joined or next((call for call in script.calls(".apply_chat_template") if subject.framework == "trl"
                              and getattr(argument(call, "add_generation_prompt"), "value", False) is not True), None)
-    trainer = script.sections.get("trainer")
-    if copied is None and subject.framework == "trl" and trainer is not None and script.name(trainer).endswith("SFTTrainer"):
+    if copied is None and subject.framework == "trl" and subject.trainer.endswith("SFTTrainer"):
         copied = script.sections.get("training")
     if copied is not None and joined is not None:
         yield found("moderate", joined, copied)

@@ -96,11 +96,10 @@ def scaler_refuses_bf16(subject: Subject, where: Circumstances) -> Findings:
     """Adapters are bf16 on quantised weights, and fp16's scaler takes no gradients of that type."""
     key = next((key for key in BITS if subject.on(key)), None)
     adapts = subject.script is not None and subject.script.says("peft_config", "get_peft_model", "PeftModel")
-    trainer = subject.script.sections.get("trainer") if subject.script is not None else None
-    of_trl = trainer is not None and subject.script is not None and subject.script.name(trainer).startswith("trl.")
+    of_trl = subject.trainer.startswith("trl.") and in_force("trl", where)
     fp16 = subject.settings.get("training.fp16")
     asked = fp16 is not None and fp16.name == "fp16" and subject.on("training.fp16")
-    if key is not None and adapts and of_trl and in_force("trl", where) and asked:
+    if key is not None and adapts and of_trl and asked:
         yield found("critical", "training.fp16", key, edits=set_to(subject, "training.fp16", False))
 
 

@@ -25,7 +25,8 @@ ADAPTERS = (4e-5, 2e-2)      # around TRL's and PEFT's 1e-4 .. 2e-4: a rate belo
 FULL = (1e-7, 3e-4)          # around 1e-5 .. 5e-5
 USUAL_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 BESIDE = ("training.per_device_train_batch_size", "training.num_train_epochs", "training.output_dir")
-PREFERENCES = ("dpo", "kto", "orpo", "grpo", "ppo", "rloo", "reward", "cpo", "simpo", "ipo", "rm")
+REWARDING = ("GRPOTrainer", "PPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "DPOTrainer", "KTOTrainer", "ORPOTrainer",
+             "CPOTrainer", "RewardTrainer")
 FEWEST = 10                  # steps of a run of which intervals say anything
 MOST_WARMUP, USUAL_WARMUP = 0.5, 0.03        # of the run
 BUDGET = 0.02                # of the run's time, for what is not training
@@ -206,10 +207,7 @@ def learning_rate_unfit(subject: Subject, where: Circumstances) -> Findings:
 
 def _is_of_preferences(subject: Subject) -> bool:
     """Return whether answers are compared or rewarded, at rates of a tenth and less."""
-    trainer = subject.script.sections.get("trainer") if subject.script is not None else None
-    said = subject.script.name(trainer) if subject.script is not None and trainer is not None else " ".join(
-        str(subject.value(key)) for key in ("training.stage", "training.rl"))
-    return any(word in said.lower() for word in PREFERENCES)
+    return subject.value("objective.name") is not None or subject.trainer.endswith(REWARDING)
 
 
 @rule

@@ -75,6 +75,11 @@ def own_tree(script: Script) -> ast.Module:
     return ast.Module([node for node in script.tree.body if not isinstance(node, ast.Module)], [])
 
 
+def is_tried(script: Script, node: ast.AST) -> bool:
+    """Return whether code is ready for an error of its own."""
+    return any(isinstance(around, ast.Try) for around in script.ancestors(node))
+
+
 @code_rule
 def refused_by_python(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Python refuses the file, though each of its lines can be read."""
@@ -100,7 +105,7 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         names, inside = bound_names(tree) | KNOWN, set(ast.walk(tree))
         reached = script.nodes if tree is own_tree(script) else run_nodes(script)
         lost = [node for node in reached if isinstance(node, ast.Name) and node.id not in names and node in inside
-                and not any(isinstance(around, ast.Try) for around in script.ancestors(node))
+                and not is_tried(script, node)
                 and not is_annotation(script, node)]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
@@ -124,7 +129,7 @@ def names_not_in_module(script: Script, subject: Subject, where: Circumstances) 
     trees = {module.file: module.tree for module in script.modules}
     bound = {tree: bound_names(tree) for tree in trees.values() if not is_open(tree)}
     for node in ast.walk(script.tree):
-        if not isinstance(node, ast.ImportFrom) or any(isinstance(around, ast.Try) for around in script.ancestors(node)):
+        if not isinstance(node, ast.ImportFrom) or is_tried(script, node):
             continue
         tree = trees.get(script.project.get((node, ""), script.path))
         names = bound.get(tree) if tree is not None else None
@@ -154,8 +159,8 @@ def modules_missing(script: Script, subject: Subject, where: Circumstances) -> F
             here = (module.file if module is not None else own).parent
             bases = [here, *above] if not level else [Path(here, *[".."] * (level - 1)).resolve()]
             known = level or first in OWN_NAMES or any((base / first).is_dir() for base in bases)
-            if not name or not known or (not level and (first in sys.stdlib_module_names or _is_installed(first))) or any(
-                    isinstance(around, ast.Try) for around in script.ancestors(node)):
+            elsewhere = not level and (first in sys.stdlib_module_names or _is_installed(first))
+            if not name or not known or elsewhere or is_tried(script, node):
                 continue
             if not any(_is_there(base, name.split(".")) for base in bases):
                 lost["." * level + name] = node

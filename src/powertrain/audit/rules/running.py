@@ -10,7 +10,7 @@ from powertrain.audit.installed import defined, gives, in_force, members, root
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.calls import object_of, of_library, own_class
 from powertrain.audit.rules.processes import RANKED
-from powertrain.audit.rules.program import KNOWN, bound_names, is_annotation, is_open, own_tree
+from powertrain.audit.rules.program import KNOWN, bound_names, is_annotation, is_open, is_tried, own_tree
 from powertrain.audit.scopes import Scopes, bound_by, means, run_nodes, used_before
 from powertrain.audit.script import FunctionNode, Script, inside, last_name
 from powertrain.audit.subject import Circumstances, Subject
@@ -30,10 +30,6 @@ def _trees(script: Script) -> list[ast.Module]:
     return [tree for tree in (own_tree(script), *(module.tree for module in script.modules)) if not is_open(tree)]
 
 
-def is_guarded(script: Script, node: ast.AST) -> bool:
-    return any(isinstance(around, ast.Try) for around in script.ancestors(node))
-
-
 @code_rule
 def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The code uses a name that only another function gives a value."""
@@ -42,7 +38,7 @@ def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -
         every = bound_names(tree)
         guarded = any(module.tree is tree and "__main__" in module.text for module in script.modules)
         lost = [node for node in Scopes(tree).lost if node in reached and node.id in every and node.id not in KNOWN
-                and not is_guarded(script, node) and not is_annotation(script, node)] if not guarded else []
+                and not is_tried(script, node) and not is_annotation(script, node)] if not guarded else []
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(),
                         names=", ".join(dict.fromkeys(node.id for node in lost)))
@@ -54,7 +50,7 @@ def used_before_given(script: Script, subject: Subject, where: Circumstances) ->
     trees, reached = _trees(script), set(run_nodes(script))
     for tree in trees:
         for node, later in used_before(tree):
-            if node in reached and node.id not in KNOWN and not is_guarded(script, node):
+            if node in reached and node.id not in KNOWN and not is_tried(script, node):
                 yield found("critical", node, later, name=node.id)
                 return
 
@@ -82,7 +78,7 @@ def given_on_one_process(script: Script, subject: Subject, where: Circumstances)
                 continue
             read = next((node for node in names if node.id == name and isinstance(node.ctx, ast.Load)
                          and node.lineno > stores[0].lineno and not _of_one_process(script, node)
-                         and not is_guarded(script, node)), None)
+                         and not is_tried(script, node)), None)
             if read is not None:
                 yield found("critical", read, stores[0], name=name)
                 return
@@ -117,7 +113,7 @@ def arguments_refused(script: Script, subject: Subject, where: Circumstances) ->
     """A call of the project's own function or class has other arguments than it takes."""
     project = _own(script)
     for call in run_nodes(script):
-        if not isinstance(call, ast.Call) or any(isinstance(item, ast.Starred) for item in call.args) or is_guarded(
+        if not isinstance(call, ast.Call) or any(isinstance(item, ast.Starred) for item in call.args) or is_tried(
                 script, call):
             continue
         own = project.called(call)
@@ -207,7 +203,7 @@ def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> 
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
         call = node.value if isinstance(node, ast.Assign) else None
         if not isinstance(target, ast.Tuple) or not isinstance(call, ast.Call) or any(
-                isinstance(item, ast.Starred) for item in target.elts) or is_guarded(script, node):
+                isinstance(item, ast.Starred) for item in target.elts) or is_tried(script, node):
             continue
         function = project.definition(call.func) if isinstance(call.func, ast.Name) else project.method(call)
         sizes = _returned(function) if isinstance(function, ast.FunctionDef) and not function.decorator_list else set()
@@ -260,7 +256,7 @@ def names_not_of_module(script: Script, subject: Subject, where: Circumstances) 
             continue
         names = bound_names(module.tree)
         if not is_open(module.tree) and node.attr not in names | stored and not node.attr.startswith("__") \
-                and "__getattr__" not in names and "__main__" not in module.text and not is_guarded(script, node):
+                and "__getattr__" not in names and "__main__" not in module.text and not is_tried(script, node):
             yield found("critical", node, name=node.attr, module=module.path.name)
             return
 
@@ -278,7 +274,7 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
     lost: dict[str, tuple[ast.Attribute, str]] = {}
     for node in run_nodes(script):
         owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
-        if not isinstance(node, ast.Attribute) or node.attr in given or node.attr.startswith("__") or is_guarded(script, node):
+        if not isinstance(node, ast.Attribute) or node.attr in given or node.attr.startswith("__") or is_tried(script, node):
             continue
         if isinstance(owner, ast.Attribute) and script.words(owner) == "self.args":
             kind = next((each for each in script.ancestors(node) if isinstance(each, ast.ClassDef)), None)
