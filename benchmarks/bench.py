@@ -30,6 +30,7 @@ from peer import Peer
 from preparing import measure as measure_preparing
 from saving import measure as measure_saving
 from starting import measure as measure_starting
+from writing import measure as measure_writing
 
 from powertrain.cli.options import cache_folder, say
 from powertrain.cost.work import step_work
@@ -46,7 +47,7 @@ PEERS = ROOT / ".peers"
 REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
 # cases that take no steps by turns
-OTHERS = {"prepare": measure_preparing, "start": measure_starting, "saving": measure_saving}
+OTHERS = {"prepare": measure_preparing, "start": measure_starting, "saving": measure_saving, "writing": measure_writing}
 PAGE = "page"                # the case that needs neither peers nor materials
 # A step of a peer can take most of a minute. What comes first after a pause is not timed, because page faults can slow it down.
 PACE = Pace(window_s=2.0, pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_s=1.0, least_lead_in=1)

@@ -17,7 +17,7 @@ from driver import TINY, Fault, run_cli
 from powertrain.data.example import Blocks, Example, collate
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.kernels.ragged import build
+from powertrain.models.kernels import build
 from powertrain.records import IGNORE, DataFacts, Facts, Hardware, Software, WrongUse
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.setup import Setup, plain_setup

@@ -14,7 +14,7 @@ from powertrain.cost.estimate import estimate
 from powertrain.cost.fitting import PLANNED_SHARE
 from powertrain.facts.model import model_facts
 from powertrain.models.config import make_config
-from powertrain.models.kernels.ragged import build
+from powertrain.models.kernels import build
 from powertrain.planner import (
     Tuned,
     from_json,

@@ -200,6 +200,20 @@ class TestTables:
             f"`studies/{started}` |"]
         assert "On: A CPU, 2 cores; Another CPU, 2 cores." in page
 
+    def test_writing_has_a_row_for_each_program(self, table: Any, house: Path) -> None:
+        def speed(median: float) -> dict[str, Any]:
+            return {"tokens_per_s": {"median": median}, "ratio": {"median": 120 / median, "low": 1.0, "high": 9.0}}
+
+        stored = self.store(house, "writing", "2026-12-02", {
+            "writers": {"ours": speed(120.0), "before": speed(20.0), "transformers": speed(40.0)},
+            "answers": {"answers_per_s": 4.0, "ratio": {"median": 16.0, "low": 15.0, "high": 17.0}}}, unclean=[])
+        rows = [line for line in table.made(house)["docs/results.md"].splitlines() if f"`studies/{stored}`" in line]
+        assert rows == [
+            "| text written by `generate`, Llama of 115.6 M parameters in bf16 | transformers | 40 tokens/s | 120 tokens/s | "
+            f"3.00 (1.00 to 9.00) | `studies/{stored}` |",
+            "| questions answered by `evaluate --metric` | one at a time by torch's operators, in fp32 | 0.25 a second | "
+            f"4.00 a second | 16.00 (15.00 to 17.00) | `studies/{stored}` |"]
+
     def test_a_busy_machine_gives_no_ratio(self, table: Any, house: Path) -> None:
         one = {"ratio": {"median": 2.5, "low": 2.4, "high": 2.6}, "rows_per_s": 2.0, "peer_rows_per_s": 8.0,
                "peer_processes": 2}

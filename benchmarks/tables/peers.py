@@ -26,8 +26,8 @@ def rows(studies: Path) -> str:
     """The newest study of each case, a row for each of its peers; under them where they were measured."""
     newest = {study["findings"]["case"]: study for study in studies_of("peers", studies)}
     found = [row for study in newest.values() for row in _rows_of(study)]
-    whole = [study for kind in ("prepare", "start") for study in studies_of(kind, studies)[-1:]]
-    others = [row for study in whole for row in (_prepared if study["kind"] == "prepare" else _started)(study)]
+    whole = [study for kind in TOLD for study in studies_of(kind, studies)[-1:]]
+    others = [row for study in whole for row in TOLD[study["kind"]](study)]
     machines = sorted({machine(study) for study in (*newest.values(), *whole)})
     tables = [markdown_table(COLUMNS, found), *([markdown_table(WHOLE, others)] if others else [])]
     return "\n".join([*tables, f"On: {'; '.join(machines)}.\n"])
@@ -69,6 +69,22 @@ def _started(study: Study) -> list[tuple[str, ...]]:
              f"{times(found[kind], '.1f')} s",
              _ratio(_watched(study), f"{theirs / found[kind]['median']:.2f}", NOT_WATCHED), folder_of(study))
             for kind in ("warm", "cold")]
+
+
+def _written(study: Study) -> list[tuple[str, ...]]:
+    writers, answers = study["findings"]["writers"], study["findings"]["answers"]
+    ours, watched = writers["ours"]["tokens_per_s"]["median"], _watched(study)
+    rows = [("text written by `generate`, Llama of 115.6 M parameters in bf16", name,
+             f"{one['tokens_per_s']['median']:,.0f} tokens/s", f"{ours:,.0f} tokens/s",
+             _ratio(watched, times(one["ratio"]), NOT_WATCHED), folder_of(study))
+            for name, one in writers.items() if name not in ("ours", "before")]
+    ratio, speed = answers["ratio"], answers["answers_per_s"]
+    return [*rows, ("questions answered by `evaluate --metric`", "one at a time by torch's operators, in fp32",
+                    f"{speed / ratio['median']:.2f} a second", f"{speed:.2f} a second",
+                    _ratio(watched, times(ratio), NOT_WATCHED), folder_of(study))]
+
+
+TOLD = {"prepare": _prepared, "start": _started, "writing": _written}
 
 
 def _conditions(study: Study) -> Mapping[str, Study]:

@@ -152,7 +152,7 @@ def open_model(path: str | Path | Run, *, base: str | None = None, provider: str
     """Open the model of a run, of a folder, of an adapter or of the hub, on the GPU if there is one. Loads torch."""
     from powertrain.use.opening import open_model as opened
 
-    return Model(opened(str(path.path if isinstance(path, Run) else path), base=base, provider=provider))
+    return Model(opened(str(path.path if isinstance(path, Run) else path), base=base, provider=provider, writes=True))
 
 
 # ------------------------------------------------------------------------------------------------ the command

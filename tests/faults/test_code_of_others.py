@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from powertrain.machine import NotOwn, check_own, one_at_a_time, own_folder
+from powertrain.models.kernels import build
 from powertrain.models.kernels.compiler_caches import own_compiler_caches
 from powertrain.models.kernels.fused.compiled import CompiledPart, load
-from powertrain.models.kernels.ragged import build
 from powertrain.records import WrongUse
 from powertrain.run.checkpoints import prune
 from powertrain.run.folder import RunFolder, check_whole, is_being_written, locked
@@ -153,7 +153,7 @@ def test_a_kernel_that_somebody_else_compiled_is_a_reason_not_to_use_it(tmp_path
     kernel = tmp_path / "kernels" / "kernel.so"
     kernel.parent.mkdir()
     kernel.write_bytes(b"code")
-    monkeypatch.setattr(build, "_library", lambda: kernel)
+    monkeypatch.setattr(build, "_library", lambda source: kernel)
     another_user(monkeypatch)
     with pytest.raises(build.CannotBuild, match="belongs to user"):
         build.load.__wrapped__()
@@ -162,7 +162,7 @@ def test_a_kernel_that_somebody_else_compiled_is_a_reason_not_to_use_it(tmp_path
 def test_a_kernel_that_was_changed_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = tmp_path / "kernels" / "kernel.so"
     compiled: list[Path] = []
-    monkeypatch.setattr(build, "_library", lambda: kernel)
+    monkeypatch.setattr(build, "_library", lambda source: kernel)
     monkeypatch.setattr(build.subprocess, "run", lambda words, **_: compiled.append(Path(words[words.index("-o") + 1])) or (
         compiled[-1].write_bytes(b"code"), subprocess.CompletedProcess(words, 0))[1])
     monkeypatch.setattr(build.ctypes, "CDLL", lambda path: Path(path).read_bytes())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from powertrain.models.kernels import bmm
+from powertrain.models.kernels import bmm, build
 from powertrain.models.kernels.attention import (
     Attention,
     bmm_attention,
@@ -21,7 +21,6 @@ from powertrain.models.kernels.attention import (
     varlen_attention,
     varlen_over_ends,
 )
-from powertrain.models.kernels.ragged import build
 from powertrain.records import WrongUse
 from powertrain.shapes import plan_chunks
 
@@ -243,16 +242,15 @@ def test_ragged_says_what_it_does_not_take(dtype: torch.dtype, width: int, becau
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "kernel.cpp"
     broken.write_text("int main( {")
-    monkeypatch.setattr(build, "SOURCE", broken)
     with pytest.raises(build.CannotBuild, match="error"):
-        build._compile(tmp_path / "made.so")
+        build._compile(broken, tmp_path / "made.so")
     assert list(tmp_path.iterdir()) == [broken]
 
 
 def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "kernel.so").write_bytes(b"no library")
     (tmp_path / "kernel.sha256").write_text(hashlib.sha256(b"no library").hexdigest())
-    monkeypatch.setattr(build, "_library", lambda: tmp_path / "kernel.so")
+    monkeypatch.setattr(build, "_library", lambda source: tmp_path / "kernel.so")
     with pytest.raises(build.CannotBuild, match=r"remove .*kernel\.so"):
         build.load.__wrapped__()
 

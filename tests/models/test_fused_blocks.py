@@ -22,17 +22,19 @@ from powertrain.models.kernels.fused import parts
 from powertrain.models.kernels.fused.block import Functions, HandWritten
 from powertrain.models.kernels.fused.compiled import CompiledPart
 from powertrain.models.kernels.fused.parts import Parts
+from powertrain.models.kernels.rows.parts import RowParts
 from powertrain.records import Batch, WrongUse
 
 LENGTHS = (5, 17, 1, 30)
 METHODS = ("full", "lora")
+KINDS = (Parts, RowParts)
 
 
 class ByHand:
     """As a technique runs the blocks."""
 
-    def __init__(self, model: Decoder, *change: Any) -> None:
-        functions = Functions.of(Parts(model.config), *change)
+    def __init__(self, model: Decoder, *change: Any, kind: type[Parts] = Parts) -> None:
+        functions = Functions.of(kind(model.config), *change)
         self.blocks = [HandWritten(block, functions) for block in model.blocks if isinstance(block, Block)]
 
     def __call__(self, block: Block, index: int, *arguments: Any) -> Tensor:
@@ -72,9 +74,10 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str,
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_the_gradients_that_autograd_finds(family: str, method: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_family_has_the_gradients_that_autograd_finds(family: str, method: str, kind: type[Parts]) -> None:
     model = make_model(family, method)
-    apart = distance(gradients(model, ByHand(model)), gradients(model, None))
+    apart = distance(gradients(model, ByHand(model, kind=kind)), gradients(model, None))
     assert len(apart) > 8
     assert max(apart.values()) < 1e-5, max(apart.items(), key=lambda item: item[1])
 
@@ -88,10 +91,11 @@ def test_any_attention_kernel_can_be_inside(kernel: Any) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "qwen3"])
-def test_bf16_is_no_further_from_fp32_than_autograd_in_bf16(family: str, method: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_is_no_further_from_fp32_than_autograd_in_bf16(family: str, method: str, kind: type[Parts]) -> None:
     model = make_model(family, method)
     exact = gradients(model, None)
-    ours = distance(gradients(model, ByHand(model), attention=bmm_attention, dtype=torch.bfloat16), exact)
+    ours = distance(gradients(model, ByHand(model, kind=kind), attention=bmm_attention, dtype=torch.bfloat16), exact)
     theirs = distance(gradients(model, None, attention=bmm_attention, dtype=torch.bfloat16), exact)
     assert sum(ours.values()) <= 1.1 * sum(theirs.values())
     assert 0 < max(ours.values()) < 0.1

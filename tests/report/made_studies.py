@@ -176,11 +176,24 @@ def start() -> dict[str, Any]:
                                    "peer": {"median": 19.0, "low": 19.0, "high": 19.0}}})
 
 
+def writing() -> dict[str, Any]:
+    def writer(speed: float, ratio: float) -> dict[str, Any]:
+        return {"tokens_per_s": {"median": speed, "low": 0.9 * speed, "high": 1.1 * speed}, "same_tokens": 1.0,
+                "first_s": {"median": 0.05, "low": 0.04, "high": 0.06},
+                "ratio": {"median": ratio, "low": 0.9 * ratio, "high": 1.1 * ratio}}
+
+    return study("writing", [], {
+        "writers": {"ours": writer(120.0, 1.0), "transformers": writer(40.0, 3.0), "llama.cpp": writer(100.0, 1.2)},
+        "answers": {"questions": 48, "tokens": 96, "answers_per_s": 4.0, "ratio": {"median": 12.0, "low": 11.0, "high": 13.0},
+                    "same_answers": 47}})
+
+
 def audit() -> dict[str, Any]:
     some = {"expected": 10, "expected_found": 7, "of_code": 6, "of_code_found": 3, "findings": 20, "right": 20}
     halves = {half: {"files": 5, "critical": some, "moderate": {**some, "right": 18}} for half in ("development", "held-out")}
     return study("audit", [], {"halves": halves, "subjects": []})
 
 
-KINDS = {"audit": audit, "prepare": prepare, "start": start, "peers": peers, "ablation": ablation, "tuning": tuning,
-         "comparison": comparison, "claims": claims, "bench": bench, "speed": speed, "memory": memory, "diagnosis": diagnosis}
+KINDS = {"audit": audit, "prepare": prepare, "start": start, "writing": writing, "peers": peers, "ablation": ablation,
+         "tuning": tuning, "comparison": comparison, "claims": claims, "bench": bench, "speed": speed, "memory": memory,
+         "diagnosis": diagnosis}

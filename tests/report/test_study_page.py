@@ -175,6 +175,13 @@ def test_a_start_is_drawn_stage_by_stage_beside_the_peers():
     assert [row.label for row in drawing.rows] == ["warm", "cold", "peer"]
 
 
+def test_writers_are_shown_beside_ours():
+    page = page_of("writing")
+    assert page.verdict == "120 tokens/s are written, which is 3.00 times transformers and 1.20 times llama.cpp."
+    (drawing,) = figure(page, "writing").drawings
+    assert [(row.label, row.says) for row in drawing.rows] == [("ours", "120"), ("transformers", "40"), ("llama.cpp", "100")]
+
+
 def test_text_of_a_study_from_outside_stays_text():
     study = made_studies.ablation() | {"what": EVIL, "command": EVIL}
     study["findings"]["techniques"][0] |= {"name": EVIL, "why": EVIL, "because": EVIL}

@@ -15,7 +15,7 @@ from served_models import TOKEN, Served
 from powertrain.data.rows.row import Message
 from powertrain.serving.engine import Engine
 from powertrain.use.conversation import Conversation
-from powertrain.use.generation import Sampling, generate_ids, open_feed
+from powertrain.use.generation import DecoderFeed, Sampling, generate_ids, open_feed
 
 HELLO: list[Any] = [{"role": "user", "content": "the cat sat"}]
 
@@ -198,16 +198,15 @@ def wait_for(done: Any) -> None:
 def held(served: Served, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The engine's model waits before each token until it is let go."""
     go = threading.Event()
-    tokens = []
-    model: Any = served.engine.opened.model
-    original = model.hidden
+    tokens: list[int] = []
+    original = DecoderFeed.read
 
     def slow(*given: Any, **named: Any) -> Any:
         tokens.append(1)
         assert go.wait(120)
         return original(*given, **named)
 
-    monkeypatch.setattr(model, "hidden", slow)
+    monkeypatch.setattr(DecoderFeed, "read", slow)
     yield go, tokens
     go.set()
     wait_for(lambda: served.engine.waiting == 0)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from kinds_of_runs import LORA, make_ragged, ragged_facts
+from kinds_of_runs import LORA, make_ragged, ragged_facts, with_head_norms
 
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.targets import AdapterConfig
+from powertrain.models.kernels import build
 from powertrain.models.kernels.fused.compiled import tokens_to_divide
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
@@ -21,6 +22,7 @@ from powertrain.records import Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.base import CannotBuild
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.techniques.fused_blocks import FusedBlocks
@@ -39,6 +41,11 @@ def forgotten_compilations() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture(autouse=True)
+def nothing_built_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "is_built", lambda *_: False)
+
+
 @pytest.fixture
 def slow(facts: Facts) -> Facts:
     """A machine that has all that is needed, and a model that keeps it busy."""
@@ -55,14 +62,28 @@ def refusal(facts: Facts, recipe: Recipe = LONG) -> Refusal:
     return answer
 
 
-def test_it_is_for_runs_that_earn_the_compilation_back(slow: Facts) -> None:
-    answer = ask_anew(FusedBlocks.name, slow, LONG)
+@pytest.mark.parametrize("kernels", ["cpp", "compiled"])
+def test_it_is_for_runs_that_earn_the_compilation_back(slow: Facts, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, by = (slow, FusedBlocks("cpp")) if kernels == "cpp" else (with_head_norms(slow), FusedBlocks(ahead=True))
+    answer = ask_anew(FusedBlocks.name, facts, LONG)
     assert isinstance(answer, Proposal)
     assert "pays after step" in answer.because
-    assert answer.technique == FusedBlocks(ahead=True)       # later runs load it
-    short = refusal(slow, Recipe(max_steps=10))
+    assert answer.technique == by                            # later runs load it
+    short = refusal(facts, Recipe(max_steps=1))
     assert short.why is Why.WOULD_NOT_PAY
-    assert short.possible == FusedBlocks()
+    assert short.possible == by
+    monkeypatch.setattr(build, "is_built", lambda *_: True)
+    assert isinstance(ask_anew(FusedBlocks.name, facts, Recipe(max_steps=1)), Proposal if kernels == "cpp" else Refusal)
+
+
+def test_a_kernel_that_does_not_compile_gives_way_to_torchs_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: object) -> None:
+        raise build.CannotBuild("c++ failed: error: no such instruction")
+
+    monkeypatch.setattr(build, "load", fail)
+    with pytest.raises(CannotBuild, match="no such instruction") as caught:
+        FusedBlocks("cpp").build()
+    assert caught.value.instead == FusedBlocks("compiled", ahead=True)
 
 
 @pytest.mark.parametrize(("adapters", "why"), [(AdapterConfig(r=4, use_dora=True), "DoRA"),
@@ -84,7 +105,9 @@ def test_it_steps_back_where_activations_are_computed_again(slow: Facts) -> None
 
 
 def test_blocks_of_one_length_are_left_to_the_compiler(slow: Facts) -> None:
-    equal = replace(slow, data=replace(slow.data, kind="blocks", length_quantiles={}))
+    plain = replace(slow, data=replace(slow.data, kind="blocks", length_quantiles={}))
+    assert "fused_blocks" in [step.technique.name for step in make_plan(plain, LONG, 100_000).steps]      # by our own kernel
+    equal = with_head_norms(plain)
     assert refusal(equal).possible == FusedBlocks()
 
     def names(recipe: Recipe) -> list[str]:
@@ -110,7 +133,7 @@ def test_blocks_too_small_for_the_calls_are_left_as_they_are(slow: Facts) -> Non
     peaks = slow.hardware.peak_flops_per_s
     fast = replace(slow, hardware=replace(slow.hardware, peak_flops_per_s={dtype: 1e3 * peak for dtype, peak in peaks.items()}))
     assert "calling compiled code" in refusal(fast).because
-    assert refusal(fast).possible == FusedBlocks()
+    assert refusal(fast).possible == FusedBlocks("cpp")
 
 
 def test_it_is_compiled_for_enough_tokens_to_be_divided_among_the_threads() -> None:
@@ -123,7 +146,8 @@ def test_it_is_compiled_for_enough_tokens_to_be_divided_among_the_threads() -> N
 
 @pytest.mark.parametrize("missing", ["c++ compiler", "python headers"])
 def test_without_a_compiler_it_says_what_is_missing(slow: Facts, missing: str) -> None:
-    assert missing in refusal(replace(slow, software=replace(slow.software, missing={missing: "not installed"}))).because
+    facts = slow if missing == "c++ compiler" else with_head_norms(slow)
+    assert missing in refusal(replace(facts, software=replace(slow.software, missing={missing: "not installed"}))).because
 
 
 @pytest.mark.parametrize(("kind", "compiling"), [("blocks", {"torch_compile"}), ("conversation", {"fused_blocks", "triton"})])

@@ -38,8 +38,9 @@ def alone(model: Any, job: Job) -> list[int]:
 @pytest.mark.parametrize(("family", "asked"), [
     ("gpt2", {}), ("llama", {"kv_heads": 2}), ("gemma", {"kv_heads": 1}), ("mistral", {"kv_heads": 2, "window": 5})])
 @pytest.mark.parametrize("at_once", [1, 3, 8])
-def test_answers_together_are_those_of_one_at_a_time(family: str, asked: dict[str, Any], at_once: int) -> None:
-    model = make_model(family, **asked)
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_answers_together_are_those_of_one_at_a_time(family: str, asked: dict[str, Any], at_once: int, by_kernel: bool) -> None:
+    model = make_model(family, **asked).requires_grad_(not by_kernel)
     prompts = [(7,), (1, 2, 3), tuple(range(9)), (200, 100), (5,) * 8, tuple(range(30, 34)), (250,)]
     stops = frozenset(alone(model, Job(0, prompts[1], GREEDY, frozenset()))[3:4])       # some end early, and free their slots
     jobs = [Job(number, ids, GREEDY, stops) for number, ids in enumerate(prompts)]

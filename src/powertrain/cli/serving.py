@@ -45,7 +45,7 @@ def serve(model: Model,
     check_address(host, port, certificate, key, allow_remote=allow_remote, what="the model")
     token = _token()
     with contextlib.closing(listen_at(host, port)) as listener:          # a port that is taken is said before a model is loaded
-        opened = open_model(model, base=base, provider=provider, say=say)
+        opened = open_model(model, base=base, writes=True, provider=provider, say=say)
         refuse_no_writer(opened, model)
         if opened.task == "causal":
             _say_template(opened)

@@ -60,7 +60,7 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
         raise WrongUse("--system belongs to a conversation; add --template to treat the prompt as a user's message")
     if (batch is None) != (out is None) or (batch is not None and (prompt or show_prompt)):
         raise WrongUse("a file of prompts needs both --batch FILE and --output FILE, and neither --prompt nor --show-prompt")
-    opened = open_model(model, base=base, provider=provider, say=say)
+    opened = open_model(model, base=base, writes=True, provider=provider, say=say)
     refuse_no_writer(opened, model)
     if batch is not None and out is not None:
         _answer_file(opened, batch, out, Asking(sampling, column, template, system, at_once), as_json=as_json)
@@ -118,7 +118,7 @@ def chat(model: Model,
     from powertrain.use.opening import open_model, refuse_no_writer
 
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
-    opened = open_model(model, base=base, provider=provider, say=say)
+    opened = open_model(model, base=base, writes=True, provider=provider, say=say)
     refuse_no_writer(opened, model)
     chatting = Chat(Conversation(opened, sampling, system), show_prompt=show_prompt, as_json=as_json)
     if message is not None:
@@ -282,7 +282,7 @@ def evaluate(model: Model,
                           (template or None, "--template")):
         if given is not None:
             raise WrongUse(f"{option} belongs to --tasks; name the tasks, such as --tasks lambada_openai")
-    opened = open_model(model, base=base, provider=provider, say=say)
+    opened = open_model(model, base=base, writes=metric is not None, provider=provider, say=say)
     if metric is None:
         _show_loss(opened, data, as_json=as_json)
     else:

@@ -38,12 +38,14 @@ def sent(temporary: Tensor, device: torch.device) -> Tensor:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode, and afterwards back in the mode it was in."""
-    was_training = model.training
+    if not model.training:                   # to tell every module so takes as long as a token of a small model
+        yield
+        return
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        model.train()
 
 
 class Model(nn.Module):

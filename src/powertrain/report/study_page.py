@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from powertrain.records import WrongUse
-from powertrain.report import study_ablation, study_audit, study_kinds
+from powertrain.report import study_ablation, study_audit, study_commands, study_kinds
 from powertrain.report.chart import COLOURS, Axis, Plot, Series
 from powertrain.report.page import Block, Code, Figure, Findings, Missing, Number, Page, Section, Table, facts
 from powertrain.report.study import Study, compared, relative
@@ -17,8 +17,9 @@ KINDS: Mapping[str, Callable[[Study], Findings]] = {
     "ablation": study_ablation.read, "claims": study_kinds.claims, "tuning": study_kinds.tuning,
     "comparison": study_kinds.comparison, "peers": study_kinds.peers, "bench": study_kinds.bench, "speed": study_kinds.speed,
     "memory": study_kinds.memory_predictions, "diagnosis": study_kinds.diagnosis,
-    "prepare": study_kinds.prepare, "start": study_kinds.start, "saving": study_kinds.saving,
-    "page": study_kinds.page, "audit": study_audit.audit}
+    "prepare": study_commands.prepare, "start": study_commands.start, "saving": study_commands.saving,
+    "writing": study_commands.writing,
+    "page": study_commands.page, "audit": study_audit.audit}
 BUSY = 0.5                   # load of the machine above which a measurement is suspect
 MOST_CAUTIONS = 6
 

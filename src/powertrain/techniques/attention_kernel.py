@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.cost.fitting import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, unit_of
 from powertrain.cost.workload import attention_of
-from powertrain.models.kernels.ragged import build
+from powertrain.models.kernels import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal
 from powertrain.shapes import gpu_attention
 from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of

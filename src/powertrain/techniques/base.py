@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from powertrain.cost.estimate import COMPILER_PARTS, estimate
+from powertrain.cost.estimate import estimate
 from powertrain.cost.fitting import PLANNED_SHARE, in_passes_of_one, longest_example, planned_room_bytes, total_bytes
 from powertrain.cost.precision import unit_of
 from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
@@ -242,14 +242,14 @@ class Technique:
         return (found, None) if isinstance(answer, Proposal) else (found,)
 
     @classmethod
-    def if_compiling_pays(cls, run: PlannedRun, claim: Effect, compile_s: float, *, settings: Self | None = None,
-                          also: str = "") -> Proposal | Refusal:
-        """Return yes if code can be compiled here, and saves more time than the compiling takes. `also`: a further fact."""
-        if (missing := cls.without_parts(run, COMPILER_PARTS[run.hardware.device])) is not None:
+    def if_compiling_pays(cls, run: PlannedRun, claim: Effect, compile_s: float, needs: Iterable[str], *,
+                          settings: Self | None = None, also: str = "") -> Proposal | Refusal:
+        """Return yes if what compiling `needs` is here, and it saves more time than it takes. `also`: a further fact."""
+        if (missing := cls.without_parts(run, needs)) is not None:
             return missing
         (pays, shown), numbers = run.bargain(claim.step_time, compile_s), {"compile_s": compile_s}
         if not pays:
-            return cls.refuse(Why.WOULD_NOT_PAY, shown, cls(), numbers=numbers)
+            return cls.refuse(Why.WOULD_NOT_PAY, shown, settings or cls(), numbers=numbers)
         return (settings or cls()).on(shown + also, claim, numbers)
 
     @classmethod

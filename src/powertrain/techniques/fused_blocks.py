@@ -1,4 +1,4 @@
-"""Fused blocks: a block's forward and backward pass written by hand, its elementwise work compiled into a few loops."""
+"""Fused blocks: a block's forward and backward pass written by hand, its elementwise work in a few compiled loops."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.estimate import COMPILER_PARTS
+from powertrain.models.kernels import build
 from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
+from powertrain.shapes import EIGHT_BIT
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
     from powertrain.models.model import Rotary
     from powertrain.training.setup import Setup
 
-# four functions, nothing cached. On a CPU into libraries, which later runs load: cold starts less warm ones of study
-# 2026-11-22_bench-start; on a GPU a guess
+# four functions by torch's compiler, nothing cached. On a CPU into libraries, which later runs load: cold starts less warm ones
+# of study 2026-11-22_bench-start; on a GPU a guess
 COMPILE_S = {"cpu": 35.0, "cuda": 30.0}
+CPP_COMPILE_S = 5.0          # of our own kernel, once on a machine
 GAIN = {"cpu": (0.83, 0.97), "cuda": (0.6, 0.95)}        # on an H100 0.60 of the step without, LoRA on a model of 0.6B
 BASIS = {"cpu": "study: 2026-11-21_fused-blocks-docstrings", "cuda": "guess: study 2026-11-25_gpu-h100 has one model"}
 DROPPING_GAIN = (0.76, 0.91)
@@ -31,8 +34,9 @@ COMPILED_STUDY = "2026-11-21_fused-or-compiled-default"          # blocks of one
 SMALL_STUDY = "2026-11-21_fused-blocks-char-cpu"
 CALLS_S = 4 * 140e-6         # of a block's pass, in torch's checks before compiled code, as profiled on two cores
 LARGEST_CALLS_SHARE = 0.1    # of the time that the block's products take; at 0.25 a small model was slower (SMALL_STUDY)
-KERNELS = ("compiled", "triton")             # no study has chosen the second yet: it is for pins
+KERNELS = ("compiled", "cpp", "triton")      # no study has chosen the last yet: it is for pins
 WIDEST_ROW = 8192            # that Triton's kernels have in registers: at 16,384 they spill, on sm_80 with 8 warps and with 16
+PARTS = {"cpp": "RowParts", "triton": "TritonParts"}             # classes of the functions
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
 
@@ -51,12 +55,13 @@ class ByHand:
 class FusedBlocks(Technique):
     """Autograd saves the inputs of every operator and runs operators one by one; a block as one function does neither.
 
-    The function saves only what spares every matrix product, and computes no gradient that nobody needs. The compiler gets all
-    the work between two products at once: norm, positions, activation, residual and their gradients each become one loop over
-    the batch, for any number of tokens. The products stay the same, in the same precision.
+    The function saves only what spares every matrix product, and computes no gradient that nobody needs. The work between two
+    products is done at once: norm, positions, activation, residual and their gradients are one loop each over the batch, for
+    any number of tokens. On a CPU these loops are a kernel of our own; what it does not have (dropout, norms of queries and
+    keys, a base in 8 bits), torch's compiler makes. The products stay the same, in the same precision.
     """
 
-    kernels: str = "compiled"                # what does the elementwise work: torch's compiler, or "triton"
+    kernels: str = "compiled"                # what does the elementwise work: torch's compiler, our own "cpp", or "triton"
     ahead: bool = False                      # what no library holds yet is compiled into one, for later runs too
 
     name = "fused_blocks"
@@ -84,7 +89,8 @@ class FusedBlocks(Technique):
         if (refusal := cls._without_triton(run)) is not None:
             return refusal
         drops = device == "cpu" and model.dropout > 0            # whole compiled blocks are slow with dropout
-        if run.data.kind == "blocks" and not drops:
+        in_cpp = cls._takes_cpp(run)
+        if run.data.kind == "blocks" and not drops and not in_cpp:
             return cls.refuse(Why.NOT_NEEDED, "all passes have the same length; torch_compile was faster for such passes "
                                               f"(study: {COMPILED_STUDY})", cls(), rival="torch_compile")
         if (refusal := cls._too_small(run)) is not None:
@@ -96,9 +102,14 @@ class FusedBlocks(Technique):
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"this is not tested on {device!r}")
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
-        ahead = device == "cpu"
         claim = Effect(gain, 0, basis=basis, guessed=device == "cuda" and not drops)
-        return cls.if_compiling_pays(run, claim, COMPILE_S[device], settings=cls(ahead=ahead),
+        if in_cpp and build.is_built(build.ROWS):
+            return cls("cpp").on("the kernel is compiled already", claim)
+        if in_cpp:
+            return cls.if_compiling_pays(run, claim, CPP_COMPILE_S, ("c++ compiler",), settings=cls("cpp"),
+                                         also="; once on a machine")
+        ahead = device == "cpu"
+        return cls.if_compiling_pays(run, claim, COMPILE_S[device], COMPILER_PARTS[device], settings=cls(ahead=ahead),
                                      also="; later runs load the compiled code" if ahead else "")
 
     @classmethod
@@ -118,6 +129,15 @@ class FusedBlocks(Technique):
         return cls.without_parts(run, ("triton",))
 
     @classmethod
+    def _takes_cpp(cls, run: PlannedRun) -> bool:
+        """Return whether our own kernel has all the elementwise work of this run, and no pin asks for another."""
+        pin, decided = run.recipe.techniques.get(cls.name), run.decided
+        wanted = "cpp" if isinstance(pin, str | None) else pin.get("kernels", "cpp")
+        has_head_norms = any(name.endswith("q_norm.weight") for name in run.model.shapes)
+        return (wanted == "cpp" and run.hardware.device == "cpu" and decided.dtype in ("fp32", "bf16")
+                and decided.base_dtype not in EIGHT_BIT and not run.model.dropout and not has_head_norms)
+
+    @classmethod
     def _too_small(cls, run: PlannedRun) -> Refusal | None:
         """Return why calling compiled code costs more than it saves; None where it saves more, or nothing is measured."""
         model, peak = run.model, run.hardware.peak_flops_per_s.get(run.decided.dtype)
@@ -128,13 +148,23 @@ class FusedBlocks(Technique):
             return None
         return cls.refuse(Why.WOULD_NOT_PAY, f"the model is too small: a block's products take {1e3 * products_s:.1f} ms a "
                           f"pass, and calling compiled code would add {CALLS_S / products_s:.0%} to that (study: "
-                          f"{SMALL_STUDY})", cls(),
+                          f"{SMALL_STUDY})", cls("cpp") if cls._takes_cpp(run) else cls(),
                           numbers={"products_s": products_s, "calls_s": CALLS_S})
 
     def compiles(self) -> bool:
         return True
 
+    def build(self) -> None:
+        if self.kernels == "cpp":
+            try:
+                build.load(build.ROWS)
+            except build.CannotBuild as error:
+                raise CannotBuild(f"fused_blocks: its kernel could not be compiled: {error}; "
+                                  "techniques.fused_blocks.kernels=compiled takes torch's compiler",
+                                  replace(self, kernels="compiled", ahead=True)) from None
+
     def apply(self, setup: Setup) -> Setup:
+        self.build()
         from powertrain.models.decoder import Block, Decoder
         from powertrain.models.kernels.fused.block import Functions, HandWritten
         from powertrain.models.kernels.fused.compiled import CompiledPart, StoredPart
@@ -146,7 +176,7 @@ class FusedBlocks(Technique):
                 partial(StoredPart, folder=setup.code)
             functions = Functions.of(Parts(setup.model.config), change)
         else:
-            functions = Functions.of(_triton_parts(setup))
+            functions = Functions.of(_cpp_parts(setup) if self.kernels == "cpp" else _triton_parts(setup))
         blocks = [block for block in setup.model.blocks if isinstance(block, Block)]
         return replace(setup, run_block=ByHand(tuple(HandWritten(block, functions) for block in blocks)))
 
@@ -171,9 +201,9 @@ class FusedBlocks(Technique):
         if recorded < len(training):
             raise NotApplied(f"fused_blocks: {recorded} of {len(training)} blocks that train are recorded as one function")
         parts = (found.blocks[0].functions.leave, found.blocks[0].functions.leave_back)
-        if self.kernels == "triton":
-            if any(type(getattr(part, "__self__", None)).__name__ != "TritonParts" for part in parts):
-                raise NotApplied(f"fused_blocks: the elementwise work is done by {name_of(parts[0])}, not by Triton's kernels")
+        if self.kernels != "compiled":
+            if any(type(getattr(part, "__self__", None)).__name__ != PARTS[self.kernels] for part in parts):
+                raise NotApplied(f"fused_blocks: the elementwise work is done by {name_of(parts[0])}, not by {self.kernels}")
         elif not all(getattr(part, "is_compiled", False) for part in parts):
             raise NotApplied("fused_blocks: nothing was compiled; torch fell back to running the parts as they are")
 
@@ -185,6 +215,14 @@ def _try(setup: Setup, few: Batch) -> int:
     loss.backward()  # type: ignore[no-untyped-call]
     setup.model.zero_grad(set_to_none=True)
     return recorded
+
+
+def _cpp_parts(setup: Setup) -> Parts:
+    from powertrain.models.decoder import Decoder
+    from powertrain.models.kernels.rows.parts import RowParts
+
+    assert isinstance(setup.model, Decoder)
+    return RowParts(setup.model.config)
 
 
 def _triton_parts(setup: Setup) -> Parts:

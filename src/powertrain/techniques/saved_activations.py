@@ -120,13 +120,13 @@ class SavedActivations(Technique):
     def _saving(self, block: HandWritten, device: torch.device) -> Saving:
         """Return what all blocks share; its functions are compiled if the blocks' own are."""
         from powertrain.models.kernels.fused.compiled import CompiledPart
-        from powertrain.models.kernels.fused.parts import Parts
         from powertrain.models.kernels.fused.saving import PinnedHost, PlainHost, Saving
 
         host = PinnedHost(device) if device.type == "cuda" else PlainHost()
-        is_compiled = isinstance(block.functions.leave, CompiledPart)
+        leave: Any = block.functions.leave
+        is_compiled = isinstance(leave, CompiledPart)
         change: Callable[[Any], Any] = CompiledPart if is_compiled else lambda function: function
-        parts = Parts(block.block.config)
+        parts = (leave.function if is_compiled else leave).__self__
         return Saving(self.actions, host, change(parts.inner_again), change(parts.heads_again))
 
 

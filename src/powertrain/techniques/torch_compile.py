@@ -79,7 +79,7 @@ class TorchCompile(Technique):
             return cls.refuse(Why.WOULD_NOT_PAY, "with dropout, compiled blocks were slower on a CPU (study: "
                                                  f"{DROPOUT_STUDY})", cls())
         claim = Effect(GAIN[device], 0, basis=BASIS[device], guessed=device == "cuda")
-        return cls.if_compiling_pays(run, claim, COMPILE_S[device])
+        return cls.if_compiling_pays(run, claim, COMPILE_S[device], COMPILER_PARTS[device])
 
     def compiles(self) -> bool:
         return True

@@ -1,10 +1,11 @@
 """Sampling text from a model, one token at a time, with a key/value cache.
 
 The cache is an attention kernel that keeps the keys and values of every layer, so the decoder has only one code path; a model
-behind the bridge uses its library's cache. The prompt is one forward pass, and each new token is one more. A prompt that begins
-like the last one, as each turn of a conversation does, is read from its first different token. When the context is full, its
-last half is fed again as a prompt, which costs a pass over half a context for each half context of new tokens. Drawing uses its
-own random generator, so training's random numbers do not change.
+behind the bridge uses its library's cache. The prompt is one forward pass, and each new token is one more, on a CPU by a
+kernel of our own (decode.py). A prompt that begins like the last one, as each turn of a conversation does, is read from its
+first different token. When the context is full, its last half is fed again as a prompt, which costs a pass over half a
+context for each half context of new tokens. Drawing uses its own random generator, so training's random numbers do not
+change.
 """
 
 import math
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from powertrain.models.bridge.model import BridgedModel, Reader, Writer
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.providers import decoder_start_in
-from powertrain.models.kernels.attention import sdpa_attention, torch_attention
+from powertrain.models.kernels.attention import Attention, sdpa_attention, torch_attention
 from powertrain.models.model import Model, evaluating
 from powertrain.records import IGNORE, Batch, RunFailed, WrongUse
 from powertrain.run.material import TextTokenizer
 from powertrain.run.prepare import Prepared
 from powertrain.training.setup import Setup
+from powertrain.use.decode import find_step
 
 REPLACEMENT = "\ufffd"      # decoding returns this for the bytes of an unfinished character
 LONGEST_CHARACTER = 4       # bytes of UTF-8, so tokens at most
@@ -60,6 +62,8 @@ class Sampling:
 class CachedAttention:
     """An attention kernel for one document that is fed in pieces."""
 
+    dtype: torch.dtype | None = None                           # of keys and values; None: as they come
+    first: Attention = sdpa_attention                          # of the first piece
     tokens: int = 0                                            # of the document, before the piece that is being fed
     keys: dict[int, Tensor] = field(default_factory=dict)      # layer -> (room, K, D), of which `tokens` rows are filled
     values: dict[int, Tensor] = field(default_factory=dict)
@@ -70,22 +74,32 @@ class CachedAttention:
         keys = self.keys[layer] = self._written(self.keys.get(layer), k)
         values = self.values[layer] = self._written(self.values.get(layer), v)
         if not self.tokens:
-            return sdpa_attention(q, k, v, lengths, layer=layer, dropout=dropout, window=window, scale=scale)
+            return self.first(q, k, v, lengths, layer=layer, dropout=dropout, window=window, scale=scale)
         if len(q) == 1:
             first = max(0, end - window) if window else 0
-            return attend_to_all(q, keys[first:end], values[first:end], scale)
-        return attend_after(q, keys[:end], values[:end], window, scale)
+            return attend_to_all(q, keys[first:end].to(q.dtype), values[first:end].to(q.dtype), scale)
+        return attend_after(q, keys[:end].to(q.dtype), values[:end].to(q.dtype), window, scale)
+
+    def make_room(self, layers: int, kv_heads: int, head_width: int) -> None:
+        """Let there be room for one token more in every layer."""
+        for shelves in (self.keys, self.values):
+            for layer in range(layers):
+                shelf = shelves[layer] if self.tokens else torch.empty(0, kv_heads, head_width)
+                shelves[layer] = self._with_room(shelf, self.tokens + 1)
 
     def _written(self, shelf: Tensor | None, piece: Tensor) -> Tensor:
         """Return the shelf with the piece written behind its tokens: the same tensor while it has room, else a larger one."""
         end = self.tokens + len(piece)
-        if shelf is None or len(shelf) < end:
-            larger = piece.new_empty(max(FIRST_ROOM, 2 * end), *piece.shape[1:])
-            if shelf is not None:
-                larger[:self.tokens] = shelf[:self.tokens]
-            shelf = larger
+        shelf = self._with_room(piece.new_empty(0, *piece.shape[1:], dtype=self.dtype) if shelf is None else shelf, end)
         shelf[self.tokens:end] = piece
         return shelf
+
+    def _with_room(self, shelf: Tensor, end: int) -> Tensor:
+        if len(shelf) >= end:
+            return shelf
+        larger = shelf.new_empty(max(FIRST_ROOM, 2 * end), *shelf.shape[1:])
+        larger[:self.tokens] = shelf[:self.tokens]
+        return larger
 
 
 def attend_to_all(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -149,18 +163,33 @@ class DecoderFeed(Feed):
 
     def __init__(self, model: Decoder) -> None:
         super().__init__(model, model.config.context)
-        self.decoder, self.cache = model, CachedAttention()
+        self.decoder, self.step = model, find_step(model)
+        self.cache = self._nothing_read()
+
+    def _nothing_read(self) -> CachedAttention:
+        if self.step is None:
+            return CachedAttention()
+        return CachedAttention(torch.float32, self.step.attention)
 
     def read(self, ids: list[int]) -> Tensor:
         change = self.decoder.config.positions_change_at
         if change is not None and 0 < len(self.ids) <= change < len(self.ids) + len(ids):
-            self.cache, ids = CachedAttention(), self.ids + ids         # the keys so far were turned for a short document
+            self.cache, ids = self._nothing_read(), self.ids + ids         # the keys so far were turned for a short document
+        if self.step is None:
+            return self.decoder.logits(self._read(ids)[-1])
+        if len(ids) > 1:
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.step.reads_in_bf16):
+                self._read(ids[:-1])
+        return self.step(self.decoder, ids[-1:], [self.cache])[0]
+
+    def _read(self, ids: list[int]) -> Tensor:
+        """Return the head's input (T, width) of further tokens, whose keys and values the cache then holds."""
         tokens = torch.tensor(ids, device=self.device)
         positions = torch.arange(self.cache.tokens, self.cache.tokens + len(ids), device=self.device)
         batch = Batch(tokens, torch.full_like(tokens, IGNORE), positions, (len(ids),), 0)
         hidden = self.decoder.hidden(batch, attention=self.cache)
         self.cache.tokens += len(ids)
-        return self.decoder.logits(hidden[-1])
+        return hidden
 
     def rewind(self, tokens: int) -> int:
         change = self.decoder.config.positions_change_at

@@ -14,6 +14,7 @@ from powertrain.data.rows.row import Message
 from powertrain.data.table_tokenizers import marked_kind, utf8
 from powertrain.data.tokenizers import KINDS, load_tokenizer, named_tokens
 from powertrain.facts.software import read_software
+from powertrain.models.adapters.attached import freeze
 from powertrain.models.adapters.files import load_adapter, read_adapter_config
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel
@@ -27,6 +28,7 @@ from powertrain.records import WrongUse
 from powertrain.run.folder import NEWEST, RunFolder, newest_run, recipe_of
 from powertrain.run.material import TextTokenizer
 from powertrain.training.setup import fastest_device
+from powertrain.use.decode import why_no_kernel
 from powertrain.use.generation import stream
 
 TASKS = {"CAUSAL_LM": "causal", "SEQ_2_SEQ_LM": "seq2seq", "QUESTION_ANS": "span",
@@ -113,9 +115,7 @@ class OpenedModel:
     @property
     def stored_dtype(self) -> str:
         """Return the dtype of the base's files by torch's name, from config.json."""
-        config = read_model_json(self.found.folder / CONFIG)
-        said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-        return said if said in ("bfloat16", "float16") else "float32"
+        return stored_dtype(self.found.folder)
 
     def prompt_ids(self, text: str) -> list[int]:
         """Return the tokens of a text to continue or of a source to answer, in the tokenizer's frame. They may be none."""
@@ -140,10 +140,11 @@ class OpenedModel:
 
 
 def open_model(path: str, *, base: str | None = None, provider: str | None = None, revision: str | None = None,
-               dtype: torch.dtype | None = torch.float32, say: Callable[[str], None] = lambda _: None) -> OpenedModel:
+               writes: bool = False, say: Callable[[str], None] = lambda _: None) -> OpenedModel:
     """Load the model at `path` on the GPU if there is one; `base` is the present place of an adapter's base.
 
-    A QLoRA run opens on its base as it was published, not in 4 bits. `dtype` None keeps the weights as they are stored.
+    A QLoRA run opens on its base as it was published, not in 4 bits. Products are computed in fp32. For a model that `writes`
+    text, weights in bf16 stay so where the decode step reads them: that is half of what has to be read for a token.
     Raises WrongUse for files that are missing, incomplete, or do not belong together.
     """
     if provider not in (None, "native", "transformers"):
@@ -154,8 +155,18 @@ def open_model(path: str, *, base: str | None = None, provider: str | None = Non
         recipe = found.recipe
         unquantised = ", which here is not in 4 bits as it was in training" if recipe and recipe.method == "qlora" else ""
         say(f"putting the adapter {found.adapter} on {found.base}{unquantised}")
-    model = load_parts(found, choice, dtype).to(fastest_device()).eval()
+    keeps_bf16 = writes and fastest_device().type == "cpu" and why_no_kernel() is None
+    model = load_parts(found, choice, keeps_bf16=keeps_bf16).to(fastest_device()).eval()
+    if writes:
+        model.requires_grad_(False)          # a model that trains has no decode step
     return OpenedModel(found, model, choice, open_tokenizer(found.tokenizer_folder))
+
+
+def stored_dtype(folder: Path) -> str:
+    """Return the dtype of a model's files by torch's name, from config.json."""
+    config = read_model_json(folder / CONFIG)
+    said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    return said if said in ("bfloat16", "float16") else "float32"
 
 
 def refuse_no_writer(opened: OpenedModel, path: str | Path) -> None:
@@ -229,10 +240,13 @@ def is_for_peft_only(adapter: Path) -> bool:
     return False
 
 
-def load_parts(found: Found, choice: Choice, dtype: torch.dtype | None) -> Model:
+def load_parts(found: Found, choice: Choice, *, keeps_bf16: bool) -> Model:
     if choice.provider == "native":
-        decoder = load_folder(found.folder, dtype=dtype, rewards=choice.task == REWARD)
+        keeps_bf16 = keeps_bf16 and stored_dtype(found.folder) == "bfloat16"
+        decoder = load_folder(found.folder, dtype=None if keeps_bf16 else torch.float32, rewards=choice.task == REWARD)
         decoder.base = found.base or str(found.folder)
+        if keeps_bf16:
+            freeze(decoder)                  # products in fp32, whatever the weights are stored in
         if found.adapter is not None:
             load_adapter(decoder, found.adapter)
         return decoder

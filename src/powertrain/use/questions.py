@@ -20,12 +20,14 @@ from powertrain.data.rows.schemas import ANSWERS, COMPARED, Schema, find_schema
 from powertrain.models.bridge.model import BridgedModel, best_span
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, WrongUse
-from powertrain.use.generation import Feed, Sampling, generate_ids, open_feed
+from powertrain.use.generation import Sampling
 from powertrain.use.metrics import ANSWER_MARK, Scores, check_metric, mean, score
 from powertrain.use.opening import OpenedModel
+from powertrain.use.together import Job, answer_jobs
 
 WINDOW, STRIDE = 512, 128    # tokens of a window of a long context, and those that two windows share: as BERT was trained
 SHORT_WORDS = 6              # answers of at most so many words, in the median, are names and facts: F1 fits, ROUGE does not
+AT_ONCE = 16                 # answers that are computed together
 PROGRESS_S = 10.0            # between two messages about the progress
 
 
@@ -237,14 +239,15 @@ def ask_all(opened: OpenedModel, questions: Questions, metric: str, *, tokens: i
     """Ask every question, greedily, with at most `tokens` tokens for an answer, and score the answers."""
     chosen, because = choose_metric(metric, questions, opened.task)
     began = said = time.perf_counter()
-    answers = []
-    for number, (question, text) in enumerate(zip(questions.items, _texts(opened, questions.items, tokens), strict=True), 1):
-        answers.append(Answer(question.shown, question.references, text, score(chosen, text, question.references)))
+    found: dict[int, Answer] = {}
+    for number, text in _texts(opened, questions.items, tokens):
+        question = questions.items[number]
+        found[number] = Answer(question.shown, question.references, text, score(chosen, text, question.references))
         if time.perf_counter() - said > PROGRESS_S:
             said = time.perf_counter()
-            say(f"{number:,} of {len(questions.items):,} questions answered")
-    figures = mean([answer.scores for answer in answers])
-    return Answers(chosen, because, figures, tuple(answers), time.perf_counter() - began)
+            say(f"{len(found):,} of {len(questions.items):,} questions answered")
+    answers = tuple(found[number] for number in range(len(found)))
+    return Answers(chosen, because, mean([answer.scores for answer in answers]), answers, time.perf_counter() - began)
 
 
 def choose_metric(name: str, questions: Questions, task: str) -> tuple[str, str]:
@@ -265,17 +268,17 @@ def choose_metric(name: str, questions: Questions, task: str) -> tuple[str, str]
     return "rouge", f"the answers are texts: {words:g} words in the median"
 
 
-def _texts(opened: OpenedModel, questions: Sequence[Question], tokens: int) -> Iterator[str]:
-    """Yield the model's answers, each up to the end of its turn."""
+def _texts(opened: OpenedModel, questions: Sequence[Question], tokens: int) -> Iterator[tuple[int, str]]:
+    """Yield the model's answers with the numbers of their questions, in no order, each up to the end of its turn."""
     if opened.task == "span":
         with_none = any(not question.references for question in questions)
-        yield from (point(opened, question, with_none=with_none) for question in questions)
+        yield from ((number, point(opened, question, with_none=with_none)) for number, question in enumerate(questions))
         return
-    feed: Feed | None = None
+    stops = opened.turn_stops if opened.task == "causal" else opened.stops
     sampling = Sampling(tokens, temperature=0)
-    for question in questions:
-        feed, ids = open_feed(opened.model, question.ids, feed)
-        yield "".join(opened.answer_pieces(ids, generate_ids(feed, ids, sampling))).strip()
+    jobs = [Job(number, question.ids, sampling, stops) for number, question in enumerate(questions)]
+    for done in answer_jobs(opened.model, jobs, AT_ONCE):
+        yield done.number, "".join(opened.answer_pieces(questions[done.number].ids, iter(done.ids))).strip()
 
 
 def point(opened: OpenedModel, question: Question, *, with_none: bool) -> str:

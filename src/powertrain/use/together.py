@@ -2,15 +2,15 @@
 
 A step of one document reads all weights for one token, and a step of eight reads them once for eight. Each document has a slot
 with its own keys and values. When a document ends, the next prompt is read and takes its slot, so short answers do not wait for
-long ones. A prompt is read alone, as in generation.py. Attention of a slot is that of generation.py's `attend_to_all`, with
-the places behind its tokens masked, so greedy answers in fp32 are those that one at a time gives, up to ties of rounding.
+long ones. A prompt is read alone, as in generation.py. By the decode step (decode.py) answers are the same bits as one at a
+time. Without it, attention of a slot is that of generation.py's `attend_to_all`, with the places behind its tokens masked, so
+greedy answers in fp32 are those that one at a time gives, up to ties of rounding.
 
 A model behind the bridge, and a document that would outgrow the context, is answered one at a time.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch import Tensor
 from powertrain.models.decoder import Decoder
 from powertrain.models.model import Model, evaluating
 from powertrain.records import IGNORE, Batch
-from powertrain.use.generation import FIRST_ROOM, CachedAttention, Feed, Sampling, choose, generate_ids, open_feed
+from powertrain.use.decode import find_step
+from powertrain.use.generation import FIRST_ROOM, CachedAttention, DecoderFeed, Feed, Sampling, choose, generate_ids, open_feed
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Slot:
 
     job: Job
     draws: torch.Generator
+    read: CachedAttention
     ids: list[int]                           # of the answer so far
     ended: bool = False                      # by a token that ends it
 
@@ -97,7 +99,7 @@ class Slots:
     """The documents that a decoder answers at once."""
 
     def __init__(self, decoder: Decoder, number: int) -> None:
-        self.decoder = decoder
+        self.decoder, self.decode_step = decoder, find_step(decoder)
         self.device = next(decoder.parameters()).device
         self.attention = SlotAttention([0] * number)
         self.slots: list[Slot | None] = [None] * number
@@ -108,22 +110,28 @@ class Slots:
 
     def begin(self, job: Job) -> None:
         """Read a prompt alone, choose its first token, and give it a free slot."""
-        alone = CachedAttention()
-        logits = self._logits(list(job.ids), list(range(len(job.ids))), (len(job.ids),), alone)
-        alone.tokens = len(job.ids)
+        alone = DecoderFeed(self.decoder)
+        logits = alone(job.ids)
         place = self.slots.index(None)
-        self.attention.take(place, alone)
-        slot = self.slots[place] = Slot(job, torch.Generator().manual_seed(job.sampling.seed), [])
-        self._choose(slot, logits[0])
+        if self.decode_step is None:
+            self.attention.take(place, alone.cache)
+        slot = self.slots[place] = Slot(job, torch.Generator().manual_seed(job.sampling.seed), alone.cache, [])
+        self._choose(slot, logits)
 
     def step(self) -> None:
-        """Choose the next token of every document. A slot that is free computes along, and nobody looks at the result."""
+        """Choose the next token of every document."""
+        if self.decode_step is not None:
+            filled = [slot for slot in self.slots if slot]
+            found = self.decode_step(self.decoder, [slot.ids[-1] for slot in filled], [slot.read for slot in filled])
+            for one, its in zip(filled, found, strict=True):
+                self._choose(one, its)
+            return
+        # a slot that is free computes along, and nobody looks at the result
         last = [slot.ids[-1] if slot else 0 for slot in self.slots]
-        counts = self.attention.counts
-        logits = self._logits(last, counts, (1,) * len(last), self.attention)
+        logits = self._logits(last)
         for place, slot in enumerate(self.slots):
             if slot:
-                counts[place] += 1
+                self.attention.counts[place] += 1
                 self._choose(slot, logits[place])
 
     def ended(self) -> Iterator[Done]:
@@ -140,14 +148,12 @@ class Slots:
             slot.ids.append(token)
 
     @torch.no_grad()
-    def _logits(self, tokens: list[int], positions: list[int], lengths: tuple[int, ...],
-                attention: SlotAttention | CachedAttention) -> Tensor:
-        """Return the logits (documents, V) fp32 behind the last token of each document."""
-        ids = torch.tensor(tokens, device=self.device)
-        batch = Batch(ids, torch.full_like(ids, IGNORE), torch.tensor(positions, device=self.device), lengths, 0)
+    def _logits(self, tokens: list[int]) -> Tensor:
+        """Return the logits (documents, V) fp32 behind a new token of each document."""
+        ids, positions = (torch.tensor(numbers, device=self.device) for numbers in (tokens, self.attention.counts))
+        batch = Batch(ids, torch.full_like(ids, IGNORE), positions, (1,) * len(tokens), 0)
         with evaluating(self.decoder):
-            hidden = self.decoder.hidden(batch, attention=attention)             # (tokens, width)
-            return self.decoder.logits(hidden[[end - 1 for end in accumulate(lengths)]]).float()
+            return self.decoder.logits(self.decoder.hidden(batch, attention=self.attention)).float()
 
 
 def answer_jobs(model: Model, jobs: Iterable[Job], at_once: int) -> Iterator[Done]:

@@ -31,10 +31,10 @@ from torch.utils._pytree import tree_leaves
 
 from powertrain.machine import NotOwn, check_own, compilers_at_once, one_at_a_time, own_folder
 from powertrain.models.config import ModelConfig
+from powertrain.models.kernels.build import processor
 from powertrain.models.kernels.compiler_caches import own_compiler_caches
 from powertrain.models.kernels.fused import parts as part_types
 from powertrain.models.kernels.fused.parts import EnterWeights, LeaveWeights, Linear, Parts
-from powertrain.models.kernels.ragged.build import processor
 from powertrain.records import WrongUse
 
 MADE_BY = ("compiled.py", "in_place.py", "parts.py")      # sources that the code depends on

@@ -183,7 +183,7 @@ class Parts:
         between, normalised, h = self._join_normalise(x, o, seeds.attention, weights.norm, dtype)
         inner, in_ranks = product(h, weights.mlp_in)
         y, down_ranks = product(self._act(inner).to(dtype), weights.mlp_out)
-        return between + self._drop(y, seeds.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
+        return self._add(between, y, seeds.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
 
     def inner_again(self, n: Tensor, weights: LeaveWeights) -> Tensor:
         """Return `inner` of `Left`, made again from `n` of its norm."""
@@ -215,17 +215,7 @@ class Parts:
     def enter_back(self, dx: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, entered: Entered, cosines: Tensor | None,
                    sines: Tensor | None, weights: EnterWeights, wanted: Wanted) -> EnteredBack:
         """Return the gradients that follow from those of queries (T, H, D), keys and values (T, K, D); dx is added to x's."""
-        c, dtype = self.config, weights.dtype
-        if cosines is not None and sines is not None:
-            # in fp32 where more of the chain follows
-            turned = dtype if entered.raw is None else torch.float32
-            dq, dk = self._turn(dq, cosines, -sines, turned), self._turn(dk, cosines, -sines, turned)
-        q_norm = k_norm = None
-        if entered.raw is not None and weights.q_norm is not None and weights.k_norm is not None:
-            q, k = entered.raw[:, :c.heads], entered.raw[:, c.heads:]
-            dq, q_norm = _unit_back(dq, q, weights.q_norm, c.norm_epsilon)
-            dk, k_norm = _unit_back(dk, k, weights.k_norm, c.norm_epsilon)
-        dy = torch.cat((dq.to(dtype), dk.to(dtype), dv.to(dtype)), dim=1).flatten(1)
+        dy, q_norm, k_norm = self._heads_back(dq, dk, dv, entered, cosines, sines, weights)
         if not wanted.input and not wanted.weights:
             dranks = None if weights.qkv.b is None else dy @ weights.qkv.b
             qkv = weight_gradients(dy, entered.normalised.n, entered.ranks, dranks, weights.qkv, weights.norm, wanted)
@@ -237,6 +227,25 @@ class Parts:
         return EnteredBack(read, norm, q_norm if wanted.weights else None, k_norm if wanted.weights else None, qkv)
 
     # ------------------------------------------------------------------------------------------- elementwise
+
+    def _heads_back(self, dq: Tensor, dk: Tensor, dv: Tensor, entered: Entered, cosines: Tensor | None, sines: Tensor | None,
+                    weights: EnterWeights) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the gradient of what the first product gave, (T, (H + 2 K) D), and those of the norms of q and k (D,)."""
+        c, dtype = self.config, weights.dtype
+        if cosines is not None and sines is not None:
+            # in fp32 where more of the chain follows
+            turned = dtype if entered.raw is None else torch.float32
+            dq, dk = self._turn(dq, cosines, -sines, turned), self._turn(dk, cosines, -sines, turned)
+        q_norm = k_norm = None
+        if entered.raw is not None and weights.q_norm is not None and weights.k_norm is not None:
+            q, k = entered.raw[:, :c.heads], entered.raw[:, c.heads:]
+            dq, q_norm = _unit_back(dq, q, weights.q_norm, c.norm_epsilon)
+            dk, k_norm = _unit_back(dk, k, weights.k_norm, c.norm_epsilon)
+        return torch.cat((dq.to(dtype), dk.to(dtype), dv.to(dtype)), dim=1).flatten(1), q_norm, k_norm
+
+    def _add(self, between: Tensor, branch: Tensor, seed: Tensor | None) -> Tensor:
+        """Return the residual with the MLP's branch added, (T, d) fp32."""
+        return between + self._drop(branch, seed)
 
     def _drop(self, x: Tensor, seed: Tensor | None) -> Tensor:
         """Return x after dropout, (T, d) fp32. What is dropped is not stored: the backward pass works it out again."""

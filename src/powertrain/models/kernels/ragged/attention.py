@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powertrain.models.kernels import build
 from powertrain.models.kernels.bmm import differentiate
-from powertrain.models.kernels.ragged import build
 from powertrain.records import WrongUse
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}

@@ -1,4 +1,4 @@
-"""Compiles the kernel for this machine, once; the library and its sum are kept in the user's cache folder."""
+"""Compiles kernels in C++ for this machine, each once; the libraries and their sums are kept in the user's cache folder."""
 
 import ctypes
 import functools
@@ -15,7 +15,9 @@ from pathlib import Path
 from powertrain.machine import COMPILERS, NotOwn, check_own, cpp_compiler, one_at_a_time, own_folder
 from powertrain.records.json_files import replace_file
 
-SOURCE = Path(__file__).with_name("kernel.cpp")
+HERE = Path(__file__).parent
+RAGGED, DECODE, ROWS = (HERE / name / "kernel.cpp" for name in ("ragged", "decode", "rows"))
+SHARED = HERE / "numbers.h"
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 CPU = Path("/proc/cpuinfo")
@@ -26,14 +28,14 @@ class CannotBuild(Exception):
 
 
 @functools.cache
-def load() -> ctypes.CDLL:
-    """Return the kernel as a library. Raise CannotBuild where there is no compiler, it fails, or what it made does not load."""
-    path = _library()
+def load(source: Path = RAGGED) -> ctypes.CDLL:
+    """Return a kernel as a library. Raise CannotBuild where there is no compiler, it fails, or what it made does not load."""
+    path = _library(source)
     try:
         own_folder(path.parent)
         with one_at_a_time(path.parent):     # processes of one run come here at the same time
             if not path.exists() or not _is_whole(path):
-                _compile(path)
+                _compile(source, path)
         check_own(path)
         return ctypes.CDLL(str(path))
     except NotOwn as error:
@@ -54,9 +56,9 @@ def _sum(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
-def is_built() -> bool:
+def is_built(source: Path = RAGGED) -> bool:
     """Return whether an earlier process has compiled the kernel."""
-    return _library().exists()
+    return _library(source).exists()
 
 
 @functools.cache
@@ -68,14 +70,15 @@ def processor() -> str:
 
 
 @functools.cache
-def _library() -> Path:
+def _library(source: Path) -> Path:
     """Return the library's path, named by all it depends on: a home directory may be shared by machines of different kinds."""
-    told = "\n".join((SOURCE.read_text(encoding="utf-8"), importlib.metadata.version("torch"), processor(), *FLAGS))
-    name = f"ragged-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    texts = (file.read_text(encoding="utf-8") for file in (source, SHARED))
+    told = "\n".join((*texts, importlib.metadata.version("torch"), processor(), *FLAGS))
+    name = f"{source.parent.name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
     return Path.home() / ".cache" / "powertrain" / "kernels" / name
 
 
-def _compile(path: Path) -> None:
+def _compile(source: Path, path: Path) -> None:
     compiler, found = cpp_compiler(), importlib.util.find_spec("torch")      # which does not load torch
     torch = Path(found.origin).parent  # type: ignore[union-attr, arg-type]
     if compiler is None:
@@ -83,7 +86,7 @@ def _compile(path: Path) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            told = subprocess.run([compiler, str(SOURCE), *FLAGS, f"-I{torch / 'include'}", "-o", str(made),
+            told = subprocess.run([compiler, str(source), *FLAGS, f"-I{HERE}", f"-I{torch / 'include'}", "-o", str(made),
                                    f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"], capture_output=True, text=True, check=False)
             if told.returncode:
                 because = next((line for line in told.stderr.splitlines() if "error" in line), "it said nothing")
