@@ -121,9 +121,3 @@ def run_by_hand(setup: Setup) -> Setup:
 
 def lora_by_hand() -> Setup:
     return run_by_hand(make_ragged(LORA))
-
-
-def with_head_norms(facts: Facts) -> Facts:
-    """With norms of queries and keys, which our own kernel of fused_blocks does not have: torch's compiler does."""
-    names = [f"blocks.{layer}.{head}_norm.weight" for layer in range(facts.model.layers) for head in "qk"]
-    return replace(facts, model=replace(facts.model, shapes={**facts.model.shapes, **dict.fromkeys(names, (16,))}))

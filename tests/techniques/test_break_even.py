@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kinds_of_runs import make_ragged, ragged_facts, with_head_norms
+from kinds_of_runs import make_ragged, ragged_facts
 
 from powertrain import planner
 from powertrain.cost.estimate import estimate
@@ -51,8 +51,8 @@ def proposed(technique: Any, **settings: object) -> Callable[[Facts, Recipe], bo
 KINDS = {
     "torch_compile": Compiling("torch_compile", torch_compile.COMPILE_S["cpu"], torch_compile.GAIN["cpu"],
                                proposed(TorchCompile), "blocks"),
-    "fused blocks": Compiling("fused_blocks", fused_blocks.COMPILE_S["cpu"], fused_blocks.GAIN["cpu"],
-                              proposed(FusedBlocks, ahead=True), "head norms"),
+    "fused blocks": Compiling("fused_blocks", fused_blocks.COMPILE_S["cpu"], fused_blocks.DROPPING_GAIN,
+                              proposed(FusedBlocks, ahead=True), "dropout"),
     "fused blocks by our own kernel": Compiling("fused_blocks", fused_blocks.CPP_COMPILE_S, fused_blocks.GAIN["cpu"],
                                                 proposed(FusedBlocks, kernels="cpp"), "examples"),
     "the ragged kernel": Compiling("attention_kernel", attention_kernel.COMPILE_S, attention_kernel.RAGGED_GAIN,
@@ -74,7 +74,7 @@ def machines(facts: Facts) -> dict[str, Facts]:
     model = replace(ragged_facts(facts, None).model, layers=12, width=512, matmul_parameters=38_000_000)
     found = {"blocks": facts, "examples": ragged_facts(facts, None)}
     machines = {kind: replace(one, hardware=hardware, software=software, model=model) for kind, one in found.items()}
-    return machines | {"head norms": with_head_norms(machines["examples"])}
+    return machines | {"dropout": replace(machines["examples"], model=replace(model, dropout=0.2))}
 
 
 def step_s(facts: Facts, technique: str) -> float:

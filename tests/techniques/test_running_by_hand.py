@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from kinds_of_runs import LORA, make_ragged, ragged_facts, with_head_norms
+from kinds_of_runs import LORA, make_ragged, ragged_facts
 
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.targets import AdapterConfig
@@ -62,18 +62,25 @@ def refusal(facts: Facts, recipe: Recipe = LONG) -> Refusal:
     return answer
 
 
+def leave_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As dropout or a base in 8 bits would."""
+    monkeypatch.setattr(FusedBlocks, "_takes_cpp", classmethod(lambda cls, run: False))
+
+
 @pytest.mark.parametrize("kernels", ["cpp", "compiled"])
 def test_it_is_for_runs_that_earn_the_compilation_back(slow: Facts, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, by = (slow, FusedBlocks("cpp")) if kernels == "cpp" else (with_head_norms(slow), FusedBlocks(ahead=True))
-    answer = ask_anew(FusedBlocks.name, facts, LONG)
+    by = FusedBlocks("cpp") if kernels == "cpp" else FusedBlocks(ahead=True)
+    if kernels == "compiled":
+        leave_to_torch(monkeypatch)
+    answer = ask_anew(FusedBlocks.name, slow, LONG)
     assert isinstance(answer, Proposal)
     assert "pays after step" in answer.because
     assert answer.technique == by                            # later runs load it
-    short = refusal(facts, Recipe(max_steps=1))
+    short = refusal(slow, Recipe(max_steps=1))
     assert short.why is Why.WOULD_NOT_PAY
     assert short.possible == by
     monkeypatch.setattr(build, "is_built", lambda *_: True)
-    assert isinstance(ask_anew(FusedBlocks.name, facts, Recipe(max_steps=1)), Proposal if kernels == "cpp" else Refusal)
+    assert isinstance(ask_anew(FusedBlocks.name, slow, Recipe(max_steps=1)), Proposal if kernels == "cpp" else Refusal)
 
 
 def test_a_kernel_that_does_not_compile_gives_way_to_torchs_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +111,10 @@ def test_it_steps_back_where_activations_are_computed_again(slow: Facts) -> None
     assert refusal(tight).why is Why.NO_ROOM
 
 
-def test_blocks_of_one_length_are_left_to_the_compiler(slow: Facts) -> None:
-    plain = replace(slow, data=replace(slow.data, kind="blocks", length_quantiles={}))
-    assert "fused_blocks" in [step.technique.name for step in make_plan(plain, LONG, 100_000).steps]      # by our own kernel
-    equal = with_head_norms(plain)
+def test_blocks_of_one_length_are_left_to_the_compiler(slow: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    equal = replace(slow, data=replace(slow.data, kind="blocks", length_quantiles={}))
+    assert "fused_blocks" in [step.technique.name for step in make_plan(equal, LONG, 100_000).steps]      # by our own kernel
+    leave_to_torch(monkeypatch)
     assert refusal(equal).possible == FusedBlocks()
 
     def names(recipe: Recipe) -> list[str]:
@@ -145,9 +152,10 @@ def test_it_is_compiled_for_enough_tokens_to_be_divided_among_the_threads() -> N
 
 
 @pytest.mark.parametrize("missing", ["c++ compiler", "python headers"])
-def test_without_a_compiler_it_says_what_is_missing(slow: Facts, missing: str) -> None:
-    facts = slow if missing == "c++ compiler" else with_head_norms(slow)
-    assert missing in refusal(replace(facts, software=replace(slow.software, missing={missing: "not installed"}))).because
+def test_without_a_compiler_it_says_what_is_missing(slow: Facts, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "python headers":
+        leave_to_torch(monkeypatch)
+    assert missing in refusal(replace(slow, software=replace(slow.software, missing={missing: "not installed"}))).because
 
 
 @pytest.mark.parametrize(("kind", "compiling"), [("blocks", {"torch_compile"}), ("conversation", {"fused_blocks", "triton"})])

@@ -105,7 +105,9 @@ def test_weights_stay_as_they_are_stored_where_a_step_reads_them(base_folder: Pa
         raise build.CannotBuild("none of c++ is on the PATH")
 
     monkeypatch.setattr(decode, "load", no_compiler)
-    without = open_model(str(tmp_path / "half"), writes=True).model
+    said: list[str] = []
+    without = open_model(str(tmp_path / "half"), writes=True, say=said.append).model
+    assert said == ["torch computes the tokens, and more slowly: none of c++ is on the PATH"]
     assert isinstance(without, Decoder)
     assert {parameter.dtype for parameter in without.parameters()} == {torch.float32}
     assert find_step(without) is None

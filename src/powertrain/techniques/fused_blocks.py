@@ -57,8 +57,8 @@ class FusedBlocks(Technique):
 
     The function saves only what spares every matrix product, and computes no gradient that nobody needs. The work between two
     products is done at once: norm, positions, activation, residual and their gradients are one loop each over the batch, for
-    any number of tokens. On a CPU these loops are a kernel of our own; what it does not have (dropout, norms of queries and
-    keys, a base in 8 bits), torch's compiler makes. The products stay the same, in the same precision.
+    any number of tokens. On a CPU these loops are a kernel of our own; what it does not have (dropout, a base in 8 bits),
+    torch's compiler makes. The products stay the same, in the same precision.
     """
 
     kernels: str = "compiled"                # what does the elementwise work: torch's compiler, our own "cpp", or "triton"
@@ -133,9 +133,8 @@ class FusedBlocks(Technique):
         """Return whether our own kernel has all the elementwise work of this run, and no pin asks for another."""
         pin, decided = run.recipe.techniques.get(cls.name), run.decided
         wanted = "cpp" if isinstance(pin, str | None) else pin.get("kernels", "cpp")
-        has_head_norms = any(name.endswith("q_norm.weight") for name in run.model.shapes)
         return (wanted == "cpp" and run.hardware.device == "cpu" and decided.dtype in ("fp32", "bf16")
-                and decided.base_dtype not in EIGHT_BIT and not run.model.dropout and not has_head_norms)
+                and decided.base_dtype not in EIGHT_BIT and not run.model.dropout)
 
     @classmethod
     def _too_small(cls, run: PlannedRun) -> Refusal | None:

@@ -155,8 +155,11 @@ def open_model(path: str, *, base: str | None = None, provider: str | None = Non
         recipe = found.recipe
         unquantised = ", which here is not in 4 bits as it was in training" if recipe and recipe.method == "qlora" else ""
         say(f"putting the adapter {found.adapter} on {found.base}{unquantised}")
-    keeps_bf16 = writes and fastest_device().type == "cpu" and why_no_kernel() is None
-    model = load_parts(found, choice, keeps_bf16=keeps_bf16).to(fastest_device()).eval()
+    by_step = writes and choice.provider == "native" and choice.task == "causal" and fastest_device().type == "cpu"
+    if by_step and (why := why_no_kernel()) is not None:
+        say(f"torch computes the tokens, and more slowly: {why}")
+        by_step = False
+    model = load_parts(found, choice, keeps_bf16=by_step).to(fastest_device()).eval()
     if writes:
         model.requires_grad_(False)          # a model that trains has no decode step
     return OpenedModel(found, model, choice, open_tokenizer(found.tokenizer_folder))

@@ -5,8 +5,11 @@
 //
 // Legend: T tokens, d width, f MLP width, H heads, K kv heads, D head width.
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "numbers.h"
 
@@ -159,10 +162,13 @@ void activate_back(int64_t rows, int64_t width, const N* inner, const N* dout, N
 struct Heads {
   int64_t rows, heads, kv_heads, width, rotary_width;          // a rotary width of 0: nothing is turned
   const float *cosines, *sines;              // (T, rotary width)
+  const float *q_norm, *k_norm;              // (D), of RMS norms; null: there are none
+  float epsilon;
+  int64_t all() const { return (heads + 2 * kv_heads) * width; }
 };
 
 // a head (D) turned to its position, or back where `sign` is -1; `to` may be `from`
-template <typename N> inline void turn(const Heads& p, int64_t row, float sign, const N* from, N* to) {
+template <typename From, typename To> inline void turn(const Heads& p, int64_t row, float sign, const From* from, To* to) {
   const int64_t half = p.rotary_width / 2;
   const float *cosines = p.cosines + row * p.rotary_width, *sines = p.sines + row * p.rotary_width;
 #pragma omp simd
@@ -171,26 +177,75 @@ template <typename N> inline void turn(const Heads& p, int64_t row, float sign, 
     put(to[i], left * cosines[i] - right * sine);
     put(to[i + half], right * cosines[i] + left * sine);
   }
-  if (to != from) std::copy(from + p.rotary_width, from + p.width, to + p.rotary_width);
+  for (int64_t i = p.rotary_width; i < p.width; ++i) put(to[i], get(from[i]));
 }
 
-// queries and keys of y (T, H + 2 K, D) turned in their place
-template <typename N> void turn_heads(const Heads& p, N* y) {
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < p.rows; ++row) {
-    N* head = y + row * (p.heads + 2 * p.kv_heads) * p.width;
-    for (int64_t i = 0; i < p.heads + p.kv_heads; ++i, head += p.width) turn(p, row, 1.f, head, head);
+template <typename N> inline float rate_of(const N* x, int64_t width, float epsilon) {
+  float squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < width; ++i) squares += get(x[i]) * get(x[i]);
+  return 1.f / std::sqrt(squares / float(width) + epsilon);
+}
+
+// what attention reads, of y (T, H + 2 K, D): queries and keys normalised where they are, and turned. Without norms `out` may be y
+template <typename N> void position_heads(const Heads& p, const N* y, N* out) {
+#pragma omp parallel
+  {
+    std::vector<float> unit(p.width);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < p.rows; ++row)
+      for (int64_t head = 0; head < p.heads + p.kv_heads; ++head) {
+        const N* from = y + row * p.all() + head * p.width;
+        N* to = out + row * p.all() + head * p.width;
+        if (!p.q_norm) {
+          turn(p, row, 1.f, from, to);
+          continue;
+        }
+        const float *weight = head < p.heads ? p.q_norm : p.k_norm, rate = rate_of(from, p.width, p.epsilon);
+        for (int64_t i = 0; i < p.width; ++i) unit[i] = get(from[i]) * rate * weight[i];
+        turn(p, row, 1.f, unit.data(), to);
+      }
   }
+  if (out == y) return;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < p.rows; ++row)
+    std::copy_n(y + (row + 1) * p.all() - p.kv_heads * p.width, p.kv_heads * p.width,
+                out + (row + 1) * p.all() - p.kv_heads * p.width);
 }
 
-// the gradient of y from those of queries (T, H, D), keys and values (T, K, D)
-template <typename N> void join_heads_back(const Heads& p, const N* dq, const N* dk, const N* dv, N* dy) {
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < p.rows; ++row) {
-    N* to = dy + row * (p.heads + 2 * p.kv_heads) * p.width;
-    for (int64_t i = 0; i < p.heads; ++i, to += p.width) turn(p, row, -1.f, dq + (row * p.heads + i) * p.width, to);
-    for (int64_t i = 0; i < p.kv_heads; ++i, to += p.width) turn(p, row, -1.f, dk + (row * p.kv_heads + i) * p.width, to);
-    std::copy_n(dv + row * p.kv_heads * p.width, p.kv_heads * p.width, to);
+// the gradient of y from those of queries (T, H, D), keys and values (T, K, D); `raw` are y's queries and keys, `stride` numbers from
+// a token to the next; `sums` (threads, 2, D) begin at zero and get each thread's part of the gradients of the norms
+template <typename N>
+void position_heads_back(const Heads& p, const N* dq, const N* dk, const N* dv, const N* raw, int64_t stride, N* dy, float* sums,
+                         int64_t threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<float> given(p.width);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < p.rows; ++row) {
+      N* to = dy + row * p.all();
+      for (int64_t head = 0; head < p.heads + p.kv_heads; ++head, to += p.width) {
+        const bool is_query = head < p.heads;
+        const N* from = is_query ? dq + (row * p.heads + head) * p.width : dk + (row * p.kv_heads + head - p.heads) * p.width;
+        if (!p.q_norm) {
+          turn(p, row, -1.f, from, to);
+          continue;
+        }
+        turn(p, row, -1.f, from, given.data());
+        const N* x = raw + row * stride + head * p.width;
+        const float *weight = is_query ? p.q_norm : p.k_norm, rate = rate_of(x, p.width, p.epsilon);
+        float* sum = sums + (2 * omp_get_thread_num() + !is_query) * p.width;
+        float along = 0;
+        for (int64_t i = 0; i < p.width; ++i) {
+          const float unit = get(x[i]) * rate;
+          sum[i] += given[i] * unit;
+          along += given[i] * weight[i] * unit;
+        }
+        along /= float(p.width);
+        for (int64_t i = 0; i < p.width; ++i) put(to[i], rate * (given[i] * weight[i] - get(x[i]) * rate * along));
+      }
+      std::copy_n(dv + row * p.kv_heads * p.width, p.kv_heads * p.width, to);
+    }
   }
 }
 
@@ -236,9 +291,10 @@ template <typename Visit> void with_activation(int32_t activation, Visit visit) 
       else activate_back<decltype(kind), false>(rows, width, inner, dout, out, dinner);                                        \
     });                                                                                                                        \
   }                                                                                                                            \
-  void turn_heads_##NAME(const Heads* p, N* y) { turn_heads(*p, y); }                                                          \
-  void join_heads_back_##NAME(const Heads* p, const N* dq, const N* dk, const N* dv, N* dy) {                                  \
-    join_heads_back(*p, dq, dk, dv, dy);                                                                                       \
+  void position_heads_##NAME(const Heads* p, const N* y, N* out) { position_heads(*p, y, out); }                               \
+  void position_heads_back_##NAME(const Heads* p, const N* dq, const N* dk, const N* dv, const N* raw, int64_t stride, N* dy,  \
+                                  float* sums, int64_t threads) {                                                              \
+    position_heads_back(*p, dq, dk, dv, raw, stride, dy, sums, threads);                                                       \
   }                                                                                                                            \
   void add_##NAME(int64_t rows, int64_t width, float* x, const N* y) { add(rows, width, x, y); }
 

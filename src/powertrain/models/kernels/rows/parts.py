@@ -25,7 +25,7 @@ class HeadsOf(ctypes.Structure):
     """As kernel.cpp declares it."""
 
     _fields_ = [*((name, INTEGER) for name in ("rows", "heads", "kv_heads", "width", "rotary_width")),
-                *((name, ADDRESS) for name in ("cosines", "sines"))]
+                *((name, ADDRESS) for name in ("cosines", "sines", "q_norm", "k_norm")), ("epsilon", ctypes.c_float)]
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,25 @@ class RowParts(Parts):
 
     def heads(self, y: Tensor, cosines: Tensor | None, sines: Tensor | None,
               weights: EnterWeights) -> tuple[Tensor, Tensor | None]:
-        if weights.q_norm is not None:
+        if cosines is None or sines is None:
             return super().heads(y, cosines, sines, weights)
         c, y = self.config, y.contiguous()
-        if cosines is not None and sines is not None:
-            _call("turn_heads", y.dtype, self._heads_of(len(y), cosines, sines), y)
-        return y.view(len(y), c.heads + 2 * c.kv_heads, c.head_width), None
+        out = y if weights.q_norm is None else torch.empty_like(y)
+        _call("position_heads", y.dtype, self._heads_of(len(y), cosines, sines, weights), y, out)
+        found, read = (x.view(len(y), c.heads + 2 * c.kv_heads, c.head_width) for x in (out, y))
+        return found, None if weights.q_norm is None else read[:, :c.heads + c.kv_heads]
 
     def _heads_back(self, dq: Tensor, dk: Tensor, dv: Tensor, entered: Entered, cosines: Tensor | None, sines: Tensor | None,
                     weights: EnterWeights) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        dtypes = {dq.dtype, dk.dtype, dv.dtype, weights.dtype}
-        if weights.q_norm is not None or cosines is None or sines is None or len(dtypes) > 1:
+        if cosines is None or sines is None or {dq.dtype, dk.dtype, dv.dtype} != {weights.dtype}:
             return super()._heads_back(dq, dk, dv, entered, cosines, sines, weights)
-        c = self.config
+        c, raw = self.config, entered.raw
         dy = dq.new_empty(len(dq), (c.heads + 2 * c.kv_heads) * c.head_width)
-        _call("join_heads_back", dy.dtype, self._heads_of(len(dq), cosines, sines), dq.contiguous(), dk.contiguous(),
-              dv.contiguous(), dy)
-        return dy, None, None
+        sums = torch.zeros(torch.get_num_threads(), 2, c.head_width)
+        _call("position_heads_back", dy.dtype, self._heads_of(len(dq), cosines, sines, weights), dq.contiguous(),
+              dk.contiguous(), dv.contiguous(), raw, 0 if raw is None else raw.stride(0), dy, sums, len(sums))
+        q_norm, k_norm = sums.sum(0) if raw is not None else (None, None)
+        return dy, q_norm, k_norm
 
     def _add(self, between: Tensor, branch: Tensor, seed: Tensor | None) -> Tensor:
         if seed is not None:
@@ -104,9 +106,10 @@ class RowParts(Parts):
         return NormOf(norm.weight.data_ptr(), None if norm.bias is None else norm.bias.data_ptr(), self.config.norm_epsilon,
                       self.config.norm == "rms")
 
-    def _heads_of(self, rows: int, cosines: Tensor, sines: Tensor) -> HeadsOf:
-        c = self.config
-        return HeadsOf(rows, c.heads, c.kv_heads, c.head_width, cosines.shape[-1], cosines.data_ptr(), sines.data_ptr())
+    def _heads_of(self, rows: int, cosines: Tensor, sines: Tensor, weights: EnterWeights) -> HeadsOf:
+        c, norms = self.config, (weights.q_norm, weights.k_norm)
+        return HeadsOf(rows, c.heads, c.kv_heads, c.head_width, cosines.shape[-1], cosines.data_ptr(), sines.data_ptr(),
+                       *(None if norm is None else norm.data_ptr() for norm in norms), c.norm_epsilon)
 
 
 def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
