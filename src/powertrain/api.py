@@ -149,7 +149,7 @@ def plan(recipe: Recipe = None, values: Mapping[str, Any] | None = None, *, proc
 
 
 def open_model(path: str | Path | Run, *, base: str | None = None, provider: str | None = None) -> Model:
-    """Open the model of a run, of a folder, of an adapter or of the hub, on the GPU if there is one. Loads torch."""
+    """Open the model of a run, of a folder, of an adapter or of the hub, on the GPU if there is one, frozen. Loads torch."""
     from powertrain.use.opening import open_model as opened
 
     return Model(opened(str(path.path if isinstance(path, Run) else path), base=base, provider=provider, writes=True))

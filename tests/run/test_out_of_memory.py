@@ -84,7 +84,8 @@ def test_a_run_of_a_given_time_is_timed_in_passes_that_fit(cli: Cli, text: Path,
 def test_one_example_that_does_not_fit_ends_the_run_with_the_cure(cli: Cli, text: Path) -> None:
     # so deep that no room which earlier work left in the heap is enough for it
     deep = [*(word for word in MODEL if "model.layers" not in word), "model.layers=12"]
-    words = ["train", f"data={text}", *deep, "train_batch_size=1", "data.block=16384", "max_steps=1", "--output", "run"]
+    words = ["train", f"data={text}", *deep, "train_batch_size=1", "data.block=16384", "max_steps=1",
+             "techniques.fused_blocks=off", "--output", "run"]
     code, _, err = cli(*words, fault=("memory", 10))
     assert code == 1, err
     assert "and its largest pass, of 16,384 tokens, cannot be halved; what would help: " in err

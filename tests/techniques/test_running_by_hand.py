@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from powertrain.models.kernels import build
 from powertrain.models.kernels.fused.compiled import tokens_to_divide
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, NotApplied, Proposal, Refusal
+from powertrain.records import Facts, NotApplied, Proposal, Refusal, WrongUse
 from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.attention_kernel import AttentionKernel
@@ -235,3 +235,9 @@ def test_every_length_of_a_pass_is_served_by_the_same_code() -> None:
     list(train(setup, new_state(setup, 0.0), Schedule("constant", 1e-3, 4), 1.0))
     assert len(sizes) > 4
     assert not counters["stats"].get("unique_graphs")
+
+
+def test_our_own_kernel_is_refused_on_a_gpu(gpu_facts: Callable[..., Facts]) -> None:
+    pinned = Recipe.model_validate({"max_steps": 100_000, "techniques": {"fused_blocks": {"kernels": "cpp"}}})
+    with pytest.raises(WrongUse, match="for CPUs, and this run computes on 'cuda'; use kernels=compiled"):
+        make_plan(ragged_facts(gpu_facts((9, 0)), None), pinned, 100)

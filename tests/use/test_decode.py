@@ -10,6 +10,7 @@ import torch
 from test_generation import make_model
 
 from powertrain.models.adapters.attached import add_adapters, freeze
+from powertrain.models.adapters.files import save_adapter
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder
@@ -17,7 +18,7 @@ from powertrain.models.huggingface.folder import save_folder
 from powertrain.models.kernels import build
 from powertrain.records import Batch
 from powertrain.use import decode
-from powertrain.use.decode import find_step
+from powertrain.use.decode import DecodeStep, find_step, why_no_step
 from powertrain.use.generation import CachedAttention, DecoderFeed
 from powertrain.use.opening import open_model
 
@@ -112,3 +113,43 @@ def test_weights_stay_as_they_are_stored_where_a_step_reads_them(base_folder: Pa
     assert {parameter.dtype for parameter in without.parameters()} == {torch.float32}
     assert find_step(without) is None
     torch.testing.assert_close(DecoderFeed(without)([3, 4, 5, 6]), expected[-1])
+
+
+def test_a_step_is_made_anew_for_changed_weights() -> None:
+    model = make_model("gemma").eval().to(torch.bfloat16).requires_grad_(False)
+    freeze(model)
+    assert torch.equal(*(DecodeStep(model)(model, [5], [CachedAttention()]) for _ in range(2)))
+    before, ids = find_step(model), [5]
+    with torch.no_grad():
+        model.norm.weight.add_(1)
+    after = find_step(model)
+    assert after is not None
+    assert after is not before
+    torch.testing.assert_close(after(model, ids, [CachedAttention()]), whole(model, ids), rtol=2e-4, atol=2e-4)
+    model.blocks[0].requires_grad_(True)
+    assert find_step(model) is None
+    assert why_no_step(model) == "the model trains"
+
+
+def test_a_model_in_training_mode_drops_nothing() -> None:
+    model = make_model("gpt2", dropout=0.5).train().requires_grad_(False)
+    step = find_step(model)
+    assert step is not None
+    assert torch.equal(*(step(model, [5], [CachedAttention()]) for _ in range(2)))
+    assert model.training
+
+
+def test_an_adapter_that_the_kernel_does_not_take_is_computed_in_fp32(base_folder: Path, tmp_path: Path) -> None:
+    stored = open_model(str(base_folder)).model.bfloat16()
+    assert isinstance(stored, Decoder)
+    save_folder(stored, tmp_path / "half")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "half" / file).write_bytes((base_folder / file).read_bytes())
+    adapted = open_model(str(tmp_path / "half")).model
+    assert isinstance(adapted, Decoder)
+    add_adapters(adapted, AdapterConfig(r=2, alpha=4.0, use_dora=True))
+    save_adapter(adapted, tmp_path / "adapter", base=str(tmp_path / "half"))
+    said: list[str] = []
+    opened = open_model(str(tmp_path / "adapter"), writes=True, say=said.append).model
+    assert said[-1] == "torch computes the tokens, and more slowly: the kernel takes no adapters but LoRA's"
+    assert {parameter.dtype for parameter in opened.parameters()} == {torch.float32}

@@ -15,9 +15,20 @@ from powertrain.data.example import collate
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse
+from powertrain.use import questions as asking
 from powertrain.use.generation import DecoderFeed, Sampling, generate_ids
 from powertrain.use.opening import OpenedModel, open_model
-from powertrain.use.questions import Question, Questions, ask_all, choose_metric, held_out_questions, point, questions_in
+from powertrain.use.questions import (
+    AT_ONCE,
+    Question,
+    Questions,
+    _at_once,
+    ask_all,
+    choose_metric,
+    held_out_questions,
+    point,
+    questions_in,
+)
 
 SUMS = [{"question": f"what is the sum of {i} and one ?", "answer": f"it is\n#### {i + 1}"} for i in range(8)]
 
@@ -98,6 +109,12 @@ def test_a_decoder_is_asked_greedily_up_to_the_end_of_its_turn(opened: OpenedMod
         whole = opened.chat_tokenizer.decode([*question.ids, *ids])
         assert answer.answer == whole[len(opened.chat_tokenizer.decode(question.ids)):].strip()
     assert found.figures == {"accuracy": sum(answer.scores["accuracy"] for answer in found.answers) / 4}
+
+
+def test_as_many_are_asked_at_once_as_their_keys_have_room(opened: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _at_once(opened.model, 100) == AT_ONCE
+    monkeypatch.setattr(asking, "CACHE_BYTES", 1)
+    assert _at_once(opened.model, 100) == 1
 
 
 def test_an_encoder_decoder_is_asked_its_source(tmp_path: Path, cache: Path) -> None:

@@ -86,7 +86,7 @@ class FusedBlocks(Technique):
         if model.adapter_dropout:
             return cls.refuse(Why.DOES_NOT_APPLY, f"with adapter dropout ({model.adapter_dropout:g}) adapters read different "
                                                   "inputs, and cannot share products")
-        if (refusal := cls._without_triton(run)) is not None:
+        if (refusal := cls._without_cpu(run) or cls._without_triton(run)) is not None:
             return refusal
         drops = device == "cpu" and model.dropout > 0            # whole compiled blocks are slow with dropout
         in_cpp = cls._takes_cpp(run)
@@ -111,6 +111,15 @@ class FusedBlocks(Technique):
         ahead = device == "cpu"
         return cls.if_compiling_pays(run, claim, COMPILE_S[device], COMPILER_PARTS[device], settings=cls(ahead=ahead),
                                      also="; later runs load the compiled code" if ahead else "")
+
+    @classmethod
+    def _without_cpu(cls, run: PlannedRun) -> Refusal | None:
+        """Return why our own kernel cannot run here, where the recipe asks for it."""
+        pin, device = run.recipe.techniques.get(cls.name), run.hardware.device
+        if isinstance(pin, str | None) or pin.get("kernels") != "cpp" or device == "cpu":
+            return None
+        return cls.refuse(Why.HARDWARE_LACKS, f"the kernel in C++ is for CPUs, and this run computes on {device!r}; use "
+                          "kernels=compiled", cure=("techniques.fused_blocks.kernels=compiled",))
 
     @classmethod
     def _without_triton(cls, run: PlannedRun) -> Refusal | None:

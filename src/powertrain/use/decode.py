@@ -5,6 +5,7 @@ Whoever writes text asks `find_step`. Without a step, torch computes each token,
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,7 @@ from powertrain.models.config import ACTIVATIONS
 from powertrain.models.decoder import Block, Decoder, Norm, rotary_tables
 from powertrain.models.kernels.attention import ragged_attention, sdpa_attention
 from powertrain.models.kernels.build import DECODE, RAGGED, CannotBuild, load
+from powertrain.models.model import evaluating
 from powertrain.records import IGNORE, Batch
 
 PLAIN = (torch.float32, torch.bfloat16)      # what weights may be stored in
@@ -74,13 +76,12 @@ class DecodeStep:
 
     def __init__(self, decoder: Decoder) -> None:
         _check(decoder)
-        is_bf16 = decoder.head_weight.dtype is torch.bfloat16
         try:
             self.library = load(DECODE)
-            # a prompt's products are in bf16, as in training, where weights are and the processor has such products
-            self.reads_in_bf16 = is_bf16 and bool(load(RAGGED).has_bf16())
         except CannotBuild as error:
             raise CannotStep(str(error)) from None
+        # a prompt's products are in bf16, as in training, where weights are and the processor has such products
+        self.reads_in_bf16 = decoder.head_weight.dtype is torch.bfloat16 and _has_bf16()
         self.attention = attend_to_prompt if self.reads_in_bf16 and decoder.config.head_width % 2 == 0 else sdpa_attention
         self.library.decode_floats.restype = INTEGER
         config, blocks = decoder.config, [block for block in decoder.blocks if isinstance(block, Block)]
@@ -98,6 +99,10 @@ class DecodeStep:
     @torch.no_grad()
     def __call__(self, decoder: Decoder, tokens: Sequence[int], documents: Sequence[Document]) -> Tensor:
         """Return the logits (N, V) fp32 behind one new token of each of N documents, which each then hold it."""
+        with evaluating(decoder):
+            return self._logits(decoder, tokens, documents)
+
+    def _logits(self, decoder: Decoder, tokens: Sequence[int], documents: Sequence[Document]) -> Tensor:
         ids, counts = torch.tensor(tokens), torch.tensor([document.tokens for document in documents])
         batch = Batch(ids, torch.full_like(ids, IGNORE), counts, (1,) * len(tokens), 0)
         x, rotary = decoder.embed(batch), rotary_tables(decoder.config, batch)
@@ -160,12 +165,16 @@ def attend_to_prompt(q: Tensor, *rest: Any, **named: Any) -> Tensor:
 
 
 def _check(decoder: Decoder) -> None:
+    if type(decoder) is not Decoder:
+        raise CannotStep("several processes compute the model's blocks")
     if any(parameter.requires_grad for parameter in decoder.parameters()):
         raise CannotStep("the model trains")
     if next(decoder.parameters()).device.type != "cpu":
         raise CannotStep("the model is on another device")
     if decoder.config.positions_change_at is not None:
         raise CannotStep("all positions of a document change with its length")
+    if decoder.head_weight.dtype not in PLAIN:
+        raise CannotStep("the kernel takes weights in fp32 and bf16")
     for module in decoder.modules():
         if isinstance(module, AdaptedLinear) and any(type(adapter) is not Lora for adapter in module.adapters.values()):
             raise CannotStep("the kernel takes no adapters but LoRA's")
@@ -173,25 +182,42 @@ def _check(decoder: Decoder) -> None:
             raise CannotStep("the kernel takes weights in fp32 and bf16")
 
 
-def why_no_kernel() -> str | None:
-    """Return why the kernel cannot be compiled here, or None: then it is."""
+def _has_bf16() -> bool:
     try:
-        load(DECODE)
-    except CannotBuild as error:
-        return str(error)
-    return None
+        return bool(load(RAGGED).has_bf16())
+    except CannotBuild:
+        return False
 
 
-STEPS: WeakKeyDictionary[Decoder, DecodeStep | None] = WeakKeyDictionary()
+@dataclass(frozen=True)
+class Known:
+    """The step of a model, or why it has none, and what of the weights that was made from."""
+
+    weights: tuple[Any, ...]
+    step: DecodeStep | None
+    why: str
+
+
+KNOWN: WeakKeyDictionary[Decoder, Known] = WeakKeyDictionary()
 
 
 def find_step(decoder: Decoder) -> DecodeStep | None:
     """Return the decode step of a model, made at its first use; None where torch has to compute each token."""
-    if decoder.head_weight.requires_grad or torch.is_autocast_enabled("cpu"):
-        return None
-    if decoder not in STEPS:
+    return None if torch.is_autocast_enabled("cpu") else _known(decoder).step
+
+
+def why_no_step(decoder: Decoder) -> str:
+    """Return why torch has to compute each token of a model, in one sentence; "" where it has not."""
+    return _known(decoder).why
+
+
+def _known(decoder: Decoder) -> Known:
+    weights = tuple((weight.data_ptr(), weight._version, weight.requires_grad) for weight in decoder.parameters())
+    known = KNOWN.get(decoder)
+    if known is None or known.weights != weights:
         try:
-            STEPS[decoder] = DecodeStep(decoder)
-        except CannotStep:
-            STEPS[decoder] = None
-    return STEPS[decoder]
+            known = Known(weights, DecodeStep(decoder), "")
+        except CannotStep as error:
+            known = Known(weights, None, str(error))
+        KNOWN[decoder] = known
+    return known

@@ -28,7 +28,7 @@ from powertrain.records import WrongUse
 from powertrain.run.folder import NEWEST, RunFolder, newest_run, recipe_of
 from powertrain.run.material import TextTokenizer
 from powertrain.training.setup import fastest_device
-from powertrain.use.decode import why_no_kernel
+from powertrain.use.decode import why_no_step
 from powertrain.use.generation import stream
 
 TASKS = {"CAUSAL_LM": "causal", "SEQ_2_SEQ_LM": "seq2seq", "QUESTION_ANS": "span",
@@ -143,8 +143,9 @@ def open_model(path: str, *, base: str | None = None, provider: str | None = Non
                writes: bool = False, say: Callable[[str], None] = lambda _: None) -> OpenedModel:
     """Load the model at `path` on the GPU if there is one; `base` is the present place of an adapter's base.
 
-    A QLoRA run opens on its base as it was published, not in 4 bits. Products are computed in fp32. For a model that `writes`
-    text, weights in bf16 stay so where the decode step reads them: that is half of what has to be read for a token.
+    A QLoRA run opens on its base as it was published, not in 4 bits, and in fp32. A model that `writes` text is frozen; on a
+    CPU its weights in bf16 stay so where the decode step reads them: that is half of what has to be read for a token. Its
+    prompts are then read with products in bf16, if the processor has them.
     Raises WrongUse for files that are missing, incomplete, or do not belong together.
     """
     if provider not in (None, "native", "transformers"):
@@ -155,13 +156,13 @@ def open_model(path: str, *, base: str | None = None, provider: str | None = Non
         recipe = found.recipe
         unquantised = ", which here is not in 4 bits as it was in training" if recipe and recipe.method == "qlora" else ""
         say(f"putting the adapter {found.adapter} on {found.base}{unquantised}")
-    by_step = writes and choice.provider == "native" and choice.task == "causal" and fastest_device().type == "cpu"
-    if by_step and (why := why_no_kernel()) is not None:
-        say(f"torch computes the tokens, and more slowly: {why}")
-        by_step = False
-    model = load_parts(found, choice, keeps_bf16=by_step).to(fastest_device()).eval()
+    on_cpu = fastest_device().type == "cpu"
+    model = load_parts(found, choice, keeps_bf16=writes and on_cpu).to(fastest_device()).eval()
     if writes:
         model.requires_grad_(False)          # a model that trains has no decode step
+    if writes and on_cpu and isinstance(model, Decoder) and choice.task == "causal" and (why := why_no_step(model)):
+        say(f"torch computes the tokens, and more slowly: {why}")
+        model.float()                        # once, and not for every token
     return OpenedModel(found, model, choice, open_tokenizer(found.tokenizer_folder))
 
 

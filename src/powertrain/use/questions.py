@@ -18,6 +18,8 @@ from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Conversation, Pair, Row, Sample, Span
 from powertrain.data.rows.schemas import ANSWERS, COMPARED, Schema, find_schema
 from powertrain.models.bridge.model import BridgedModel, best_span
+from powertrain.models.decoder import Decoder
+from powertrain.models.model import Model
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, WrongUse
 from powertrain.use.generation import Sampling
@@ -27,7 +29,8 @@ from powertrain.use.together import Job, answer_jobs
 
 WINDOW, STRIDE = 512, 128    # tokens of a window of a long context, and those that two windows share: as BERT was trained
 SHORT_WORDS = 6              # answers of at most so many words, in the median, are names and facts: F1 fits, ROUGE does not
-AT_ONCE = 16                 # answers that are computed together
+AT_ONCE = 16                 # answers that are computed together, as far as their keys and values fit into:
+CACHE_BYTES = 1 << 30
 PROGRESS_S = 10.0            # between two messages about the progress
 
 
@@ -277,8 +280,17 @@ def _texts(opened: OpenedModel, questions: Sequence[Question], tokens: int) -> I
     stops = opened.turn_stops if opened.task == "causal" else opened.stops
     sampling = Sampling(tokens, temperature=0)
     jobs = [Job(number, question.ids, sampling, stops) for number, question in enumerate(questions)]
-    for done in answer_jobs(opened.model, jobs, AT_ONCE):
+    for done in answer_jobs(opened.model, jobs, _at_once(opened.model, max(len(job.ids) for job in jobs) + tokens)):
         yield done.number, "".join(opened.answer_pieces(questions[done.number].ids, iter(done.ids))).strip()
+
+
+def _at_once(model: Model, tokens: int) -> int:
+    """Return how many answers are computed together where prompt and answer have so many tokens at most."""
+    if not isinstance(model, Decoder):
+        return 1
+    c = model.config
+    held = 2 * tokens * 2 * c.layers * c.kv_heads * c.head_width * torch.float32.itemsize      # room doubles as it grows
+    return max(1, min(AT_ONCE, CACHE_BYTES // held))
 
 
 def point(opened: OpenedModel, question: Question, *, with_none: bool) -> str:

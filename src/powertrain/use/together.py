@@ -1,10 +1,11 @@
 """Answers to many prompts at once: each step of the decoder computes the next token of several documents.
 
-A step of one document reads all weights for one token, and a step of eight reads them once for eight. Each document has a slot
-with its own keys and values. When a document ends, the next prompt is read and takes its slot, so short answers do not wait for
-long ones. A prompt is read alone, as in generation.py. By the decode step (decode.py) answers are the same bits as one at a
-time. Without it, attention of a slot is that of generation.py's `attend_to_all`, with the places behind its tokens masked, so
-greedy answers in fp32 are those that one at a time gives, up to ties of rounding.
+A step of one document reads all weights for one token, and a step of eight reads them once for eight. Each document has a
+slot with its own keys and values. When a document ends, the next prompt is read and takes its slot, so short answers do not
+wait for long ones. A prompt is read alone, as in generation.py. By the decode step (decode.py) an answer is the same bits
+whatever is answered beside it or was before it. Without it, attention of a slot is that of generation.py's `attend_to_all`,
+with the places behind its tokens masked, so greedy answers in fp32 are those that one at a time gives, up to ties of
+rounding.
 
 A model behind the bridge, and a document that would outgrow the context, is answered one at a time.
 """
@@ -90,7 +91,7 @@ class Slot:
 
     job: Job
     draws: torch.Generator
-    read: CachedAttention
+    read: CachedAttention | None             # for the decode step; None: it is among those of SlotAttention
     ids: list[int]                           # of the answer so far
     ended: bool = False                      # by a token that ends it
 
@@ -115,15 +116,16 @@ class Slots:
         place = self.slots.index(None)
         if self.decode_step is None:
             self.attention.take(place, alone.cache)
-        slot = self.slots[place] = Slot(job, torch.Generator().manual_seed(job.sampling.seed), alone.cache, [])
+        read = None if self.decode_step is None else alone.cache
+        slot = self.slots[place] = Slot(job, torch.Generator().manual_seed(job.sampling.seed), read, [])
         self._choose(slot, logits)
 
     def step(self) -> None:
         """Choose the next token of every document."""
         if self.decode_step is not None:
-            filled = [slot for slot in self.slots if slot]
-            found = self.decode_step(self.decoder, [slot.ids[-1] for slot in filled], [slot.read for slot in filled])
-            for one, its in zip(filled, found, strict=True):
+            filled = [(slot, slot.read) for slot in self.slots if slot and slot.read]
+            found = self.decode_step(self.decoder, [slot.ids[-1] for slot, _ in filled], [read for _, read in filled])
+            for (one, _), its in zip(filled, found, strict=True):
                 self._choose(one, its)
             return
         # a slot that is free computes along, and nobody looks at the result
@@ -158,7 +160,8 @@ class Slots:
 
 def answer_jobs(model: Model, jobs: Iterable[Job], at_once: int) -> Iterator[Done]:
     """Yield the answers of `jobs` as they are done, in no order; up to `at_once` of them are computed together."""
-    if not isinstance(model, Decoder) or at_once == 1 or model.config.positions_change_at is not None:
+    if not isinstance(model, Decoder) or model.config.positions_change_at is not None or (
+            at_once == 1 and find_step(model) is None):
         yield from _one_at_a_time(model, jobs)
         return
     slots = Slots(model, at_once)

@@ -342,7 +342,7 @@ def _through_norm(gradient: Tensor, dy: Tensor, norm: NormWeights | None) -> Ten
     """Return dy^T h, (out, in) fp32, from `gradient`, dy^T n: h is the result of `norm`, or n itself where that is None."""
     if norm is None:
         return gradient.float()
-    scaled = gradient.float() * norm.weight
+    scaled = gradient * norm.weight          # fp32
     return scaled if norm.bias is None else scaled + dy.sum(0, dtype=torch.float32)[:, None] * norm.bias
 
 

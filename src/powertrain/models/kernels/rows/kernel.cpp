@@ -193,7 +193,7 @@ template <typename N> void position_heads(const Heads& p, const N* y, N* out) {
   {
     std::vector<float> unit(p.width);
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < p.rows; ++row)
+    for (int64_t row = 0; row < p.rows; ++row) {
       for (int64_t head = 0; head < p.heads + p.kv_heads; ++head) {
         const N* from = y + row * p.all() + head * p.width;
         N* to = out + row * p.all() + head * p.width;
@@ -205,19 +205,17 @@ template <typename N> void position_heads(const Heads& p, const N* y, N* out) {
         for (int64_t i = 0; i < p.width; ++i) unit[i] = get(from[i]) * rate * weight[i];
         turn(p, row, 1.f, unit.data(), to);
       }
+      const int64_t values = row * p.all() + (p.heads + p.kv_heads) * p.width;
+      if (out != y) std::copy_n(y + values, p.kv_heads * p.width, out + values);
+    }
   }
-  if (out == y) return;
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < p.rows; ++row)
-    std::copy_n(y + (row + 1) * p.all() - p.kv_heads * p.width, p.kv_heads * p.width,
-                out + (row + 1) * p.all() - p.kv_heads * p.width);
 }
 
 // the gradient of y from those of queries (T, H, D), keys and values (T, K, D); `raw` are y's queries and keys, `stride` numbers from
 // a token to the next; `sums` (threads, 2, D) begin at zero and get each thread's part of the gradients of the norms
 template <typename N>
-void position_heads_back(const Heads& p, const N* dq, const N* dk, const N* dv, const N* raw, int64_t stride, N* dy, float* sums,
-                         int64_t threads) {
+void position_heads_back(const Heads& p, const N* dq, const N* dk, const N* dv, const N* raw, int64_t stride, N* dy,
+                         double* sums, int64_t threads) {
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> given(p.width);
@@ -234,7 +232,7 @@ void position_heads_back(const Heads& p, const N* dq, const N* dk, const N* dv, 
         turn(p, row, -1.f, from, given.data());
         const N* x = raw + row * stride + head * p.width;
         const float *weight = is_query ? p.q_norm : p.k_norm, rate = rate_of(x, p.width, p.epsilon);
-        float* sum = sums + (2 * omp_get_thread_num() + !is_query) * p.width;
+        double* sum = sums + (2 * omp_get_thread_num() + !is_query) * p.width;
         float along = 0;
         for (int64_t i = 0; i < p.width; ++i) {
           const float unit = get(x[i]) * rate;
@@ -293,7 +291,7 @@ template <typename Visit> void with_activation(int32_t activation, Visit visit) 
   }                                                                                                                            \
   void position_heads_##NAME(const Heads* p, const N* y, N* out) { position_heads(*p, y, out); }                               \
   void position_heads_back_##NAME(const Heads* p, const N* dq, const N* dk, const N* dv, const N* raw, int64_t stride, N* dy,  \
-                                  float* sums, int64_t threads) {                                                              \
+                                  double* sums, int64_t threads) {                                                             \
     position_heads_back(*p, dq, dk, dv, raw, stride, dy, sums, threads);                                                       \
   }                                                                                                                            \
   void add_##NAME(int64_t rows, int64_t width, float* x, const N* y) { add(rows, width, x, y); }

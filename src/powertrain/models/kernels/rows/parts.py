@@ -48,10 +48,10 @@ class RowParts(Parts):
             return super()._heads_back(dq, dk, dv, entered, cosines, sines, weights)
         c, raw = self.config, entered.raw
         dy = dq.new_empty(len(dq), (c.heads + 2 * c.kv_heads) * c.head_width)
-        sums = torch.zeros(torch.get_num_threads(), 2, c.head_width)
+        sums = torch.zeros(torch.get_num_threads(), 2, c.head_width, dtype=torch.float64)
         _call("position_heads_back", dy.dtype, self._heads_of(len(dq), cosines, sines, weights), dq.contiguous(),
               dk.contiguous(), dv.contiguous(), raw, 0 if raw is None else raw.stride(0), dy, sums, len(sums))
-        q_norm, k_norm = sums.sum(0) if raw is not None else (None, None)
+        q_norm, k_norm = sums.sum(0).float() if raw is not None else (None, None)
         return dy, q_norm, k_norm
 
     def _add(self, between: Tensor, branch: Tensor, seed: Tensor | None) -> Tensor:
