@@ -1,7 +1,8 @@
 """Case `start`: seconds from the command to the first step of case 1, with warm caches and with empty ones.
 
 Warm: POWERTRAIN_CACHE holds this machine's measured peaks and the tokenised rows, TORCHINDUCTOR_CACHE_DIR what was compiled.
-Cold: both are new folders, so that peaks are measured, rows tokenised and all is compiled. Files that the system itself keeps
+Cold: both are new folders, and so is HOME, where our own kernels lie, so that peaks are measured, rows tokenised and all is
+compiled. Files that the system itself keeps
 in memory, such as Python's modules, are there in both, as they are after any other run. The peer compiles nothing.
 """
 
@@ -77,7 +78,7 @@ def start(words: Sequence[str], caches: Path, folder: Path) -> dict[str, float]:
     output = folder / "started"
     shutil.rmtree(output, ignore_errors=True)
     environment = {**os.environ, "POWERTRAIN_CACHE": str(caches / "powertrain"),
-                   "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
+                   "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "HOME": str(caches)}
     began = time.perf_counter()
     stamps: dict[str, float] = {}
     command = [sys.executable, "-m", "powertrain", "train", *words, "--output", str(output), "--json"]
