@@ -2,8 +2,8 @@
 
 Warm: POWERTRAIN_CACHE holds this machine's measured peaks and the tokenised rows, TORCHINDUCTOR_CACHE_DIR what was compiled.
 Cold: both are new folders, and so is HOME, where our own kernels lie, so that peaks are measured, rows tokenised and all is
-compiled. Files that the system itself keeps
-in memory, such as Python's modules, are there in both, as they are after any other run. The peer compiles nothing.
+compiled. Files that the system itself keeps in memory, such as Python's modules, are there in both, as they are after any
+other run. The peer compiles nothing.
 """
 
 from __future__ import annotations

@@ -226,13 +226,13 @@ def compilers_at_once() -> int:
 
 
 @contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let in one process at a time of those that name this folder. Where the system has no such locks, all go in at once."""
+def one_at_a_time(folder: Path, name: str = ".lock") -> Iterator[None]:
+    """Let in one process or thread at a time of those that name this file. Where there are no such locks, all go in at once."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
             folder.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(open(folder / ".lock", "a", opener=not_through_a_link))
+            file = held.enter_context(open(folder / name, "a", opener=not_through_a_link))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -8,6 +8,7 @@ CATALOGUE, in which they are applied.
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -318,9 +319,11 @@ def with_built_code(plan: Plan) -> tuple[Plan, dict[str, str]]:
     Raises CannotBuild for a technique that the recipe pins.
     """
     failed: dict[str, str] = {}
-    for step in plan.steps:
+    with ThreadPoolExecutor() as pool:       # compilers are processes of their own
+        builds = [pool.submit(step.technique.build) for step in plan.steps]
+    for step, built in zip(plan.steps, builds, strict=True):
         try:
-            step.technique.build()
+            built.result()
         except CannotBuild as error:
             if step.pinned:
                 raise

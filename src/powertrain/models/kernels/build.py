@@ -33,7 +33,7 @@ def load(source: Path = RAGGED) -> ctypes.CDLL:
     path = _library(source)
     try:
         own_folder(path.parent)
-        with one_at_a_time(path.parent):     # processes of one run come here at the same time
+        with one_at_a_time(path.parent, f".{path.stem}.lock"):     # processes of one run come here at the same time
             if not path.exists() or not _is_whole(path):
                 _compile(source, path)
         check_own(path)
