@@ -167,10 +167,6 @@ def attend_to_prompt(q: Tensor, *rest: Any, **named: Any) -> Tensor:
 def _check(decoder: Decoder) -> None:
     if type(decoder) is not Decoder:
         raise CannotStep("several processes compute the model's blocks")
-    if any(parameter.requires_grad for parameter in decoder.parameters()):
-        raise CannotStep("the model trains")
-    if next(decoder.parameters()).device.type != "cpu":
-        raise CannotStep("the model is on another device")
     if decoder.config.positions_change_at is not None:
         raise CannotStep("all positions of a document change with its length")
     if decoder.head_weight.dtype not in PLAIN:
@@ -212,7 +208,11 @@ def why_no_step(decoder: Decoder) -> str:
 
 
 def _known(decoder: Decoder) -> Known:
-    weights = tuple((weight.data_ptr(), weight._version, weight.requires_grad) for weight in decoder.parameters())
+    if any(weight.requires_grad for weight in decoder.parameters()):
+        return Known((), None, "the model trains")
+    if any(weight.device.type != "cpu" for weight in decoder.parameters()):
+        return Known((), None, "the model is on another device")
+    weights = tuple((weight.data_ptr(), weight._version) for weight in decoder.parameters())
     known = KNOWN.get(decoder)
     if known is None or known.weights != weights:
         try:
