@@ -44,7 +44,6 @@ def test_a_slow_disk_lets_the_training_go_on_with_one_save_in_flight(
     saved = happened(tmp_path / "run", Saved)
     assert [(event.step, event.beside) for event in saved] == [(4, True), (8, True), (11, False)]
     assert all(event.written_s is not None and event.written_s > 0.6 for event in saved)
-    assert saved[0].seconds < saved[0].written_s - 0.05  # type: ignore[operator]
     # step 5 was done before the checkpoint of step 4 was, and the save of step 8 waited for it
     everything = read_all_events(tmp_path / "run" / "events.jsonl")
     steps = [event.step for event in everything[:everything.index(saved[0])] if isinstance(event, Step)]
