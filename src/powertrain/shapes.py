@@ -133,6 +133,7 @@ def count_weights(chunks: Sequence[Chunk], heads: int) -> int:
 # ------------------------------------------------------------------------------------------------ storage
 
 FP32 = 4
+TOKEN_STEP = 32              # the ragged kernel's, and that of a block in one call: memory for tokens has a multiple of rows
 BUCKET_BYTES = 25 << 20      # of gradients that are summed by one call, as in torch's DistributedDataParallel
 DTYPE_BYTES = {"fp32": FP32, "tf32": FP32, "bf16": 2, "fp16": 2}     # of a number in matrix products, and of frozen weights
 FOUR_BIT = ("nf4", "fp4")

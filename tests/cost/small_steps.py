@@ -61,6 +61,7 @@ class Case:
     fused: bool = False                      # the optimizer
     optimizer: str = "adamw"
     by_hand: bool = False                    # the blocks
+    one_call: bool = False                   # each, by hand
     saved: dict[str, str] = field(default_factory=dict)      # what such blocks do not keep
     saved_blocks: int = 0
     flat: bool = False                       # weights and gradients in one buffer for each decay group
@@ -89,7 +90,8 @@ class Case:
                         loss_chunk_rows=self.chunk_rows, loss_has_terms=self.objective.has_terms, kernel=self.kernel,
                         fused_optimizer=self.fused,
                         optimizer=OPTIMIZERS.named(self.optimizer).facts_on("cpu"),
-                        fused_blocks=self.by_hand, saved=self.saved, saved_blocks=self.saved_blocks,
+                        fused_blocks=self.by_hand or self.one_call, one_call=self.one_call,
+                        saved=self.saved, saved_blocks=self.saved_blocks,
                         base_dtype=self.held, whole_blocks=self.whole, flat_parameters=self.flat,
                         shards=self.division.shards if self.division.stage else 1, sharded_stage=self.division.stage,
                         replicas=self.division.replicas if self.division.stage else self.division.processes,
@@ -128,6 +130,8 @@ class Case:
                 enter_setting()
         if self.by_hand:
             changed = FusedBlocks().apply(changed)
+        if self.one_call:
+            changed = FusedBlocks("one_call").apply(changed)
         if self.saved:
             kinds = dict.fromkeys(KINDS, "keep") | self.saved
             changed = SavedActivations(**kinds, blocks=self.saved_blocks).apply(changed)

@@ -252,7 +252,7 @@ def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "kernel.sha256").write_text(hashlib.sha256(b"no library").hexdigest())
     monkeypatch.setattr(build, "_library", lambda source: tmp_path / "kernel.so")
     with pytest.raises(build.CannotBuild, match=r"remove .*kernel\.so"):
-        build.load.__wrapped__()
+        build.load.__wrapped__(build.RAGGED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -53,7 +53,7 @@ KINDS = {
                                proposed(TorchCompile), "blocks"),
     "fused blocks": Compiling("fused_blocks", fused_blocks.COMPILE_S["cpu"], fused_blocks.DROPPING_GAIN,
                               proposed(FusedBlocks, ahead=True), "dropout"),
-    "fused blocks by our own kernel": Compiling("fused_blocks", fused_blocks.CPP_COMPILE_S, fused_blocks.GAIN["cpu"],
+    "fused blocks by our own kernel": Compiling("fused_blocks", fused_blocks.CPP_COMPILE_S["cpp"], fused_blocks.GAIN["cpu"],
                                                 proposed(FusedBlocks, kernels="cpp"), "examples"),
     "the ragged kernel": Compiling("attention_kernel", attention_kernel.COMPILE_S, attention_kernel.RAGGED_GAIN,
                                    proposed(AttentionKernel, kernel="ragged"), "examples")}

@@ -173,7 +173,7 @@ def test_a_model_is_opened_on_the_gpu_of_a_mac(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_seed_of_a_pass_is_also_that_of_a_macs_generator(make_setup: MakeSetup, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, seeds = make_setup(), []
+    setup, seeds = replace(make_setup(), device=torch.device("mps")), []
     monkeypatch.setattr(torch.mps, "_is_in_bad_fork", lambda: False, raising=False)
     monkeypatch.setattr(torch.mps, "manual_seed", seeds.append)
     (batch,) = setup.prepare(0)[:1]

@@ -136,11 +136,64 @@ def test_blocks_of_one_length_with_dropout_are_written_by_hand_on_a_cpu(slow: Fa
     assert "torch_compile" not in names
 
 
-def test_blocks_too_small_for_the_calls_are_left_as_they_are(slow: Facts) -> None:
-    peaks = slow.hardware.peak_flops_per_s
-    fast = replace(slow, hardware=replace(slow.hardware, peak_flops_per_s={dtype: 1e3 * peak for dtype, peak in peaks.items()}))
-    assert "calling compiled code" in refusal(fast).because
-    assert refusal(fast).possible == FusedBlocks("cpp")
+def small(slow: Facts, **changes: Any) -> Facts:
+    """A machine whose products take no time beside the calls that begin them."""
+    peaks = {dtype: 1e3 * peak for dtype, peak in slow.hardware.peak_flops_per_s.items()}
+    return replace(slow, hardware=replace(slow.hardware, peak_flops_per_s=peaks), model=replace(slow.model, **changes))
+
+
+def with_kernels(kernels: str) -> Recipe:
+    return Recipe.model_validate({"max_steps": 100_000, "techniques": {"fused_blocks": {"kernels": kernels}}})
+
+
+def test_blocks_too_small_for_the_calls_are_one_call_each(slow: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "is_built", lambda source: source == build.RAGGED)
+    assert refusal(small(slow), Recipe(max_steps=1)).possible == FusedBlocks("one_call")     # compiling it would not pay
+    monkeypatch.setattr(build, "is_built", lambda *_: True)
+    answer = ask_anew(FusedBlocks.name, small(slow), Recipe(max_steps=1))
+    assert isinstance(answer, Proposal)
+    assert answer.technique == FusedBlocks("one_call")
+
+
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"dropout": 0.1}, "has dropout"), ({"parallel_residual": True}, "residual is parallel"), ({"width": 63}, "not even"),
+    ({"trainable": 1}, "not trained")])
+def test_what_cannot_be_one_call_is_left_as_it_is_where_it_is_too_small(slow: Facts, changes: dict[str, Any], why: str) -> None:
+    assert "calling compiled code" in refusal(small(slow, **changes)).because
+    with pytest.raises(WrongUse, match=f"{why}; use other kernels"):
+        make_plan(replace(slow, model=replace(slow.model, **changes)), with_kernels("one_call"), 100)
+
+
+def test_the_recipe_may_ask_for_other_kernels_or_for_one_call(slow: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "is_built", lambda *_: True)
+
+    def kernels(facts: Facts, asked: str) -> str:
+        plan = make_plan(facts, with_kernels(asked), 100)
+        return next(step.technique.kernels for step in plan.steps if isinstance(step.technique, FusedBlocks))
+
+    assert (kernels(small(slow), "cpp"), kernels(slow, "one_call"), kernels(slow, "cpp")) == ("cpp", "one_call", "cpp")
+    saved = ask_anew("saved_activations", slow, with_kernels("one_call"))
+    assert isinstance(saved, Refusal)
+    assert "keeps all that it needs" in saved.because
+
+
+def test_a_run_of_blocks_in_one_call_learns_the_same() -> None:
+    def losses(setup: Setup) -> list[float]:
+        return [float(step.loss) for step in train(setup, new_state(setup, 0.1), Schedule("constant", 1e-2, 6), 1.0)]
+
+    setup = FusedBlocks("one_call").apply(AttentionKernel("ragged").apply(make_ragged(None)))
+    FusedBlocks("one_call").confirm(setup)
+    found = losses(setup)
+    assert found == pytest.approx(losses(make_ragged(None)), rel=1e-5)
+    assert abs(found[-1] - found[0]) > 1e-3
+
+
+def test_blocks_in_one_call_that_run_plainly_are_noticed() -> None:
+    setup = FusedBlocks("one_call").apply(AttentionKernel("bmm").apply(make_ragged(None)))
+    with pytest.raises(NotApplied, match=r"0 of \d blocks that train are recorded"):
+        FusedBlocks("one_call").confirm(setup)
+    with pytest.raises(NotApplied, match=r"not all of its weights are trained in fp32; use .*\.kernels=cpp"):
+        FusedBlocks("one_call").apply(make_ragged(LORA))
 
 
 def test_it_is_compiled_for_enough_tokens_to_be_divided_among_the_threads() -> None:

@@ -13,7 +13,7 @@ from powertrain.cost.forward import Part, Tables
 from powertrain.cost.kernels import Shape, attend
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Value
 from powertrain.cost.weights import Linear, is_scaled, linears
-from powertrain.shapes import FP32
+from powertrain.shapes import FP32, TOKEN_STEP
 
 Blocks = tuple[Block, ...]
 Kept = tuple[tuple[str, Block], ...]         # kind of tensor -> the tensor that the backward pass needs
@@ -222,6 +222,27 @@ class FusedPart(Part):
             else:
                 found.append(made.pop(name, None) or self.tape.new(self.weights[name].nbytes))
         return found
+
+
+@dataclass(frozen=True)
+class OneCallPart(Part):
+    """A block whose pass is one function, which works in memory that is not torch's; see models/kernels/block."""
+
+    def run_block(self, x: Value, tables: Tables | None, shape: Shape) -> Value:
+        """Run one block on the residual x (T, width) fp32."""
+        tape, model = self.tape, self.facts.model
+        rows, inner = x.count // model.width, next(part.outputs for part in linears(model) if part.name == "mlp_in")
+        out = tape.new(x.count * FP32)
+        numbers = 2 * model.width + 2 * (model.heads + model.kv_heads) * model.head_width + inner
+        saved = [tape.new(-(-rows // TOKEN_STEP) * TOKEN_STEP * numbers * self.facts.item),
+                 tape.new(rows * (2 + model.heads) * FP32)]
+
+        def back(_: Saved, gradients: Gradients) -> Gradients:
+            made: Gradients = [tape.new(x.count * FP32), *(tape.new(weight.nbytes) for weight in self.weights.values())]
+            saved.clear()
+            return made
+
+        return Value(out, x.count, FP32, tape.node((x, *self.weights.values()), (), back))
 
 
 def _those(blocks: Sequence[Block | None]) -> Blocks:

@@ -11,7 +11,7 @@ from functools import partial
 from powertrain.cost import weights
 from powertrain.cost.collectives import buckets_of, weights_of_block, weights_outside
 from powertrain.cost.forward import Part, StepFacts, Tables, Weights
-from powertrain.cost.fused import FusedPart
+from powertrain.cost.fused import FusedPart, OneCallPart
 from powertrain.cost.kernels import Shape
 from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
 from powertrain.cost.replay import LOSS, WORKSPACE, Block, Gradients, Leaf, Memory, Saved, Tape, Value
@@ -275,6 +275,8 @@ class Step:
     def _run_block(self, tape: Tape, kind: Kind, of_block: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
         if not self.facts.workload.fused_blocks:
             return Part(tape, self.facts, of_block).run_block(x, tables, shape)
+        if self.facts.workload.one_call:
+            return OneCallPart(tape, self.facts, of_block).run_block(x, tables, shape)
         saving = self.facts.workload.saved if kind.is_light else {}
         return FusedPart(tape, self.facts, of_block, x.count // self.facts.model.width, saving).run_block(x, tables, shape)
 

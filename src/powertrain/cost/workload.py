@@ -75,6 +75,7 @@ class Workload:
     kernel: str = ""                         # of attention, by its name in kernels/attention.py; "" = see attention_kernel
     compiled: bool = False
     fused_blocks: bool = False               # they are run by functions written by hand, compiled
+    one_call: bool = False                   # all work of such a block's pass is one function
     saved: Mapping[str, str] = field(default_factory=dict, hash=False)   # of such blocks: tensor -> "recompute" or "offload"
     saved_blocks: int = 0                    # the lowest so many of those that have a backward pass
     trained_share: float = 1.0               # of the tokens: those that are targets

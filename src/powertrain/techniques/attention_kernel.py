@@ -93,7 +93,7 @@ class AttentionKernel(Technique):
     def build(self) -> None:
         if self.compiles():
             try:
-                build.load()
+                build.load(build.RAGGED)
             except build.CannotBuild as error:
                 raise CannotBuild(f"attention_kernel: the ragged kernel could not be compiled: {error}; "
                                   "techniques.attention_kernel.kernel=bmm needs no "
@@ -151,7 +151,7 @@ def _why_no_ragged(run: PlannedRun) -> tuple[str | None, str]:
     """Return why the ragged kernel is not used here, or None; and the cost of compiling the kernel. Nothing is compiled."""
     if (reason := _never_ragged(run)) is not None:
         return reason, ""
-    if build.is_built():
+    if build.is_built(build.RAGGED):
         return None, "the kernel is compiled already"
     pays, shown = run.bargain(RAGGED_GAIN, COMPILE_S)
     if not pays:

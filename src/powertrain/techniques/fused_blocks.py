@@ -7,16 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.estimate import COMPILER_PARTS
+from powertrain.cost.workload import Workload
 from powertrain.models.kernels import build
-from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why, WrongUse
 from powertrain.shapes import EIGHT_BIT
 from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from powertrain.models.decoder import Block
+    from powertrain.models.decoder import Block, Decoder
     from powertrain.models.kernels.attention import Attention
+    from powertrain.models.kernels.block.whole import OneCall
     from powertrain.models.kernels.fused.block import HandWritten
     from powertrain.models.kernels.fused.parts import Parts
     from powertrain.models.model import Rotary
@@ -25,18 +27,20 @@ if TYPE_CHECKING:
 # four functions by torch's compiler, nothing cached. On a CPU into libraries, which later runs load: cold starts less warm ones
 # of study 2026-11-22_bench-start; on a GPU a guess
 COMPILE_S = {"cpu": 35.0, "cuda": 30.0}
-CPP_COMPILE_S = 5.0          # of our own kernel, once on a machine
+CPP_COMPILE_S = {"cpp": 5.0, "one_call": 9.0}            # of our own kernels, once on a machine
 GAIN = {"cpu": (0.83, 0.97), "cuda": (0.6, 0.95)}        # on an H100 0.60 of the step without, LoRA on a model of 0.6B
 BASIS = {"cpu": "study: 2026-11-21_fused-blocks-docstrings", "cuda": "guess: study 2026-11-25_gpu-h100 has one model"}
 DROPPING_GAIN = (0.76, 0.91)
 DROPPING_STUDY = "2026-11-21_fused-blocks-char-dropout"          # on a CPU
 COMPILED_STUDY = "2026-11-21_fused-or-compiled-default"          # blocks of one length
 SMALL_STUDY = "2026-11-21_fused-blocks-char-cpu"
+ONE_CALL_GAIN, ONE_CALL_STUDY = (0.55, 0.75), "2026-11-27_one-call-char-cpu"
 CALLS_S = 4 * 140e-6         # of a block's pass, in torch's checks before compiled code, as profiled on two cores
 LARGEST_CALLS_SHARE = 0.1    # of the time that the block's products take; at 0.25 a small model was slower (SMALL_STUDY)
-KERNELS = ("compiled", "cpp", "triton")      # no study has chosen the last yet: it is for pins
+KERNELS = ("compiled", "cpp", "one_call", "triton")      # no study has chosen the last yet: it is for pins
 WIDEST_ROW = 8192            # that Triton's kernels have in registers: at 16,384 they spill, on sm_80 with 8 warps and with 16
 PARTS = {"cpp": "RowParts", "triton": "TritonParts"}             # classes of the functions
+SOURCES = {"cpp": build.ROWS, "one_call": build.BLOCK}
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
 
@@ -44,7 +48,7 @@ NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by 
 class ByHand:
     """Runs every block with the passes written by hand."""
 
-    blocks: tuple[HandWritten, ...] = field(repr=False)
+    blocks: tuple[HandWritten | OneCall, ...] = field(repr=False)
 
     def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
                  attention: Attention) -> Tensor:
@@ -58,10 +62,12 @@ class FusedBlocks(Technique):
     The function saves only what spares every matrix product, and computes no gradient that nobody needs. The work between two
     products is done at once: norm, positions, activation, residual and their gradients are one loop each over the batch, for
     any number of tokens. On a CPU these loops are a kernel of our own; what it does not have (dropout, a base in 8 bits),
-    torch's compiler makes. The products stay the same, in the same precision.
+    torch's compiler makes. The products stay the same, in the same precision. Where a model is so small that calls take longer
+    than the work, all of a block's pass is one call of our own code, products and attention included.
     """
 
-    kernels: str = "compiled"                # what does the elementwise work: torch's compiler, our own "cpp", or "triton"
+    kernels: str = "compiled"                # what does the elementwise work: torch's compiler, our own "cpp", or "triton"; or
+                                             # all of a block's work is "one_call"
     ahead: bool = False                      # what no library holds yet is compiled into one, for later runs too
 
     name = "fused_blocks"
@@ -93,30 +99,39 @@ class FusedBlocks(Technique):
         if run.data.kind == "blocks" and not drops and not in_cpp:
             return cls.refuse(Why.NOT_NEEDED, "all passes have the same length; torch_compile was faster for such passes "
                                               f"(study: {COMPILED_STUDY})", cls(), rival="torch_compile")
-        if (refusal := cls._too_small(run)) is not None:
-            return refusal
+        small, no_call = cls._too_small(run), cls._why_no_one_call(run)
+        if cls._pinned(run) == "one_call" and no_call is not None:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"a block cannot be one call, because {no_call}; use other kernels",
+                              cure=("techniques.fused_blocks.kernels=cpp",))
+        if small is not None and no_call is not None:
+            return small
         one = run.one_example()
         if not (need := run.need(one)).is_met:
             return cls.refuse(Why.NO_ROOM, f"memory is short: without recomputing activations one example of {one.block:,} "
                               f"tokens needs {need}", cls(), numbers=need.numbers)
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"this is not tested on {device!r}")
+        if small is not None or cls._pinned(run) == "one_call":
+            return cls._in_cpp(run, "one_call", Effect(ONE_CALL_GAIN, 0, basis=f"study: {ONE_CALL_STUDY}"))
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
         claim = Effect(gain, 0, basis=basis, guessed=device == "cuda" and not drops)
-        if in_cpp and build.is_built(build.ROWS):
-            return cls("cpp").on("the kernel is compiled already", claim)
         if in_cpp:
-            return cls.if_compiling_pays(run, claim, CPP_COMPILE_S, ("c++ compiler",), settings=cls("cpp"),
-                                         also="; once on a machine")
+            return cls._in_cpp(run, "cpp", claim)
         ahead = device == "cpu"
         return cls.if_compiling_pays(run, claim, COMPILE_S[device], COMPILER_PARTS[device], settings=cls(ahead=ahead),
                                      also="; later runs load the compiled code" if ahead else "")
 
     @classmethod
+    def _pinned(cls, run: PlannedRun) -> str | None:
+        """Return which kernels the recipe asks for, or None."""
+        pin = run.recipe.techniques.get(cls.name)
+        return None if isinstance(pin, str | None) else pin.get("kernels")
+
+    @classmethod
     def _without_cpu(cls, run: PlannedRun) -> Refusal | None:
         """Return why our own kernel cannot run here, where the recipe asks for it."""
-        pin, device = run.recipe.techniques.get(cls.name), run.hardware.device
-        if isinstance(pin, str | None) or pin.get("kernels") != "cpp" or device == "cpu":
+        device = run.hardware.device
+        if cls._pinned(run) not in SOURCES or device == "cpu":
             return None
         return cls.refuse(Why.HARDWARE_LACKS, f"the kernel in C++ is for CPUs, and this run computes on {device!r}; use "
                           "kernels=compiled", cure=("techniques.fused_blocks.kernels=compiled",))
@@ -124,8 +139,7 @@ class FusedBlocks(Technique):
     @classmethod
     def _without_triton(cls, run: PlannedRun) -> Refusal | None:
         """Return why the kernels of Triton cannot run here, where the recipe asks for them."""
-        pin = run.recipe.techniques.get(cls.name)
-        if isinstance(pin, str | None) or pin.get("kernels") != "triton":
+        if cls._pinned(run) != "triton":
             return None
         if run.hardware.device != "cuda":
             return cls.refuse(Why.HARDWARE_LACKS, "Triton's kernels need a GPU, and this run computes on "
@@ -140,10 +154,31 @@ class FusedBlocks(Technique):
     @classmethod
     def _takes_cpp(cls, run: PlannedRun) -> bool:
         """Return whether our own kernel has all the elementwise work of this run, and no pin asks for another."""
-        pin, decided = run.recipe.techniques.get(cls.name), run.decided
-        wanted = "cpp" if isinstance(pin, str | None) else pin.get("kernels", "cpp")
-        return (wanted == "cpp" and run.hardware.device == "cpu" and decided.dtype in ("fp32", "bf16")
+        decided = run.decided
+        return (cls._pinned(run) in (None, *SOURCES) and run.hardware.device == "cpu" and decided.dtype in ("fp32", "bf16")
                 and decided.base_dtype not in EIGHT_BIT and not run.model.dropout)
+
+    @classmethod
+    def _in_cpp(cls, run: PlannedRun, kernels: str, claim: Effect) -> Proposal | Refusal:
+        """Return yes where our own kernel is compiled already, or compiling it pays."""
+        if build.is_built(SOURCES[kernels]):
+            return cls(kernels).on("the kernel is compiled already", claim)
+        return cls.if_compiling_pays(run, claim, CPP_COMPILE_S[kernels], ("c++ compiler",), settings=cls(kernels),
+                                     also="; once on a machine")
+
+    @classmethod
+    def _why_no_one_call(cls, run: PlannedRun) -> str | None:
+        """Return why a block's work cannot be one call of our own kernel in this run, or None."""
+        model, pinned = run.model, cls._pinned(run)
+        if pinned not in (None, "one_call"):
+            return f"the recipe asks for kernels={pinned}"
+        if run.decided.kernel != "ragged" or run.decided.dtype not in ("fp32", "bf16"):
+            return "attention is not computed by the ragged kernel in fp32 or bf16"
+        whys = {"the model has dropout": model.dropout, "its residual is parallel": model.parallel_residual,
+                "it has norms of queries and keys": any("q_norm" in name for name in model.shapes),
+                "some of its weights are not trained": model.trainable != model.parameters,
+                "its widths are not even": any(size % 2 for size in (model.width, model.mlp_width, model.head_width))}
+        return next((why for why, is_so in whys.items() if is_so), None)
 
     @classmethod
     def _too_small(cls, run: PlannedRun) -> Refusal | None:
@@ -159,13 +194,16 @@ class FusedBlocks(Technique):
                           f"{SMALL_STUDY})", cls("cpp") if cls._takes_cpp(run) else cls(),
                           numbers={"products_s": products_s, "calls_s": CALLS_S})
 
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(super().reckon(workload), one_call=self.kernels == "one_call")
+
     def compiles(self) -> bool:
         return True
 
     def build(self) -> None:
-        if self.kernels == "cpp":
+        if self.kernels in SOURCES:
             try:
-                build.load(build.ROWS)
+                build.load(SOURCES[self.kernels])
             except build.CannotBuild as error:
                 raise CannotBuild(f"fused_blocks: its kernel could not be compiled: {error}; "
                                   "techniques.fused_blocks.kernels=compiled takes torch's compiler",
@@ -179,6 +217,8 @@ class FusedBlocks(Technique):
         from powertrain.models.kernels.fused.parts import Parts
 
         assert isinstance(setup.model, Decoder)
+        if self.kernels == "one_call":
+            return replace(setup, run_block=ByHand(_in_one_call(setup.model)))
         if self.kernels == "compiled":
             change = CompiledPart if setup.code is None or setup.device.type != "cpu" else \
                 partial(StoredPart, folder=setup.code)
@@ -202,13 +242,17 @@ class FusedBlocks(Technique):
 
         assert isinstance(setup.model, Decoder)
         few = setup.few_tokens(tokens_to_divide(setup.model.config.width))
-        recorded = _try(setup, few)
-        if settle(vars(found.blocks[0].functions).values(), ahead=self.ahead):
-            recorded = _try(setup, few)
+        node = "_OneCallBackward" if self.kernels == "one_call" else "_BlockBackward"
+        recorded = _try(setup, few, node)
+        functions = getattr(found.blocks[0], "functions", None)              # one call has none
+        if functions is not None and settle(vars(functions).values(), ahead=self.ahead):
+            recorded = _try(setup, few, node)
         training = [block for block in found.blocks if block.trained]
         if recorded < len(training):
             raise NotApplied(f"fused_blocks: {recorded} of {len(training)} blocks that train are recorded as one function")
-        parts = (found.blocks[0].functions.leave, found.blocks[0].functions.leave_back)
+        if functions is None:
+            return
+        parts = (functions.leave, functions.leave_back)
         if self.kernels != "compiled":
             if any(type(getattr(part, "__self__", None)).__name__ != PARTS[self.kernels] for part in parts):
                 raise NotApplied(f"fused_blocks: the elementwise work is done by {name_of(parts[0])}, not by {self.kernels}")
@@ -216,10 +260,10 @@ class FusedBlocks(Technique):
             raise NotApplied("fused_blocks: nothing was compiled; torch fell back to running the parts as they are")
 
 
-def _try(setup: Setup, few: Batch) -> int:
-    """Run one pass forward and backward, and return how many blocks were recorded as one function each."""
+def _try(setup: Setup, few: Batch, node: str) -> int:
+    """Run one pass forward and backward, and return how many blocks were recorded as such a node of the graph."""
     loss = setup.batch_loss(few.to(setup.device))
-    recorded = _blocks_recorded(loss)
+    recorded = _nodes_recorded(loss, node)
     loss.backward()  # type: ignore[no-untyped-call]
     setup.model.zero_grad(set_to_none=True)
     return recorded
@@ -244,14 +288,23 @@ def _triton_parts(setup: Setup) -> Parts:
     return TritonParts(setup.model.config)
 
 
-def _blocks_recorded(loss: Tensor) -> int:
-    """Return how many blocks the graph of the loss holds as one function each."""
+def _in_one_call(model: Decoder) -> tuple[OneCall, ...]:
+    from powertrain.models.kernels.block.whole import OneCall
+
+    try:
+        return tuple(OneCall(block) for block in model.blocks)  # type: ignore[arg-type]
+    except WrongUse as error:
+        raise NotApplied(f"fused_blocks: {error}; use techniques.fused_blocks.kernels=cpp") from error
+
+
+def _nodes_recorded(loss: Tensor, name: str) -> int:
+    """Return how many nodes of this name the graph of the loss has."""
     seen, open_nodes, count = set(), [loss.grad_fn], 0
     while open_nodes:
         node = open_nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        count += node.name() == "_BlockBackward"
+        count += node.name() == name
         open_nodes += [following for following, _ in node.next_functions]
     return count

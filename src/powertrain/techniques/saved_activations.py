@@ -64,6 +64,9 @@ class SavedActivations(Technique):
         if not run.decided.fused_blocks:
             return cls.refuse(Why.DOES_NOT_APPLY, "this needs fused_blocks, which is off", cure=("techniques.fused_blocks=on",),
                               rival="fused_blocks")
+        if run.decided.one_call:
+            return cls.refuse(Why.DOES_NOT_APPLY, "a block in one call keeps all that it needs",
+                              cure=("techniques.fused_blocks.kernels=cpp",), rival="fused_blocks")
         plain = run.one_example()
         need, tokens = run.need(plain), plain.block
         shown = f"one example of {tokens:,} tokens needs {need}"

@@ -164,7 +164,11 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
 
 def seed_pass(setup: Setup, step: int, batch: Batch) -> None:
     """Let what a pass of a step (from 0) draws depend on seed, step and pass alone, in whichever process it runs."""
-    torch.manual_seed(pass_seed(setup.seed, step, batch.place))
+    seed = pass_seed(setup.seed, step, batch.place)
+    if setup.device.type == "cpu":           # torch.manual_seed notes the whole stack for each other device that it may find
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def counts_of(setup: Setup, micro_batches: MicroBatches) -> tuple[int, int, int, int]:

@@ -16,8 +16,8 @@ from powertrain.machine import COMPILERS, NotOwn, check_own, cpp_compiler, one_a
 from powertrain.records.json_files import replace_file
 
 HERE = Path(__file__).parent
-RAGGED, DECODE, ROWS = (HERE / name / "kernel.cpp" for name in ("ragged", "decode", "rows"))
-SHARED = HERE / "numbers.h"
+RAGGED, DECODE, ROWS, BLOCK = (HERE / name / "kernel.cpp" for name in ("ragged", "decode", "rows", "block"))
+SHARED = (HERE / "numbers.h", HERE / "ragged" / "attention.h", HERE / "rows" / "rows.h")
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 CPU = Path("/proc/cpuinfo")
@@ -28,7 +28,7 @@ class CannotBuild(Exception):
 
 
 @functools.cache
-def load(source: Path = RAGGED) -> ctypes.CDLL:
+def load(source: Path) -> ctypes.CDLL:
     """Return a kernel as a library. Raise CannotBuild where there is no compiler, it fails, or what it made does not load."""
     path = _library(source)
     try:
@@ -56,7 +56,7 @@ def _sum(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
-def is_built(source: Path = RAGGED) -> bool:
+def is_built(source: Path) -> bool:
     """Return whether an earlier process has compiled the kernel."""
     return _library(source).exists()
 
@@ -72,7 +72,7 @@ def processor() -> str:
 @functools.cache
 def _library(source: Path) -> Path:
     """Return the library's path, named by all it depends on: a home directory may be shared by machines of different kinds."""
-    texts = (file.read_text(encoding="utf-8") for file in (source, SHARED))
+    texts = (file.read_text(encoding="utf-8") for file in (source, *SHARED))
     told = "\n".join((*texts, importlib.metadata.version("torch"), processor(), *FLAGS))
     name = f"{source.parent.name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
     return Path.home() / ".cache" / "powertrain" / "kernels" / name

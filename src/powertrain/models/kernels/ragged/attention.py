@@ -1,4 +1,4 @@
-"""The kernel as operators of torch; see kernel.cpp for what it computes and how.
+"""The kernel as operators of torch; see attention.h for what it computes and how.
 
 It reads queries, keys and values where they lie, takes documents as they are, and keeps of the forward pass its result and
 a number per row and head. Which weights dropout keeps is a function of a seed, made again in the backward pass.
@@ -22,7 +22,7 @@ DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 class Problem(ctypes.Structure):
-    """As kernel.cpp declares it."""
+    """As attention.h declares it."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in ("heads", "kv_heads", "width", "documents")),
                 *((name, ctypes.c_void_p) for name in ("starts", "order")),
@@ -63,7 +63,7 @@ def _check(q: Tensor) -> None:
     reason = f"it runs on a CPU, not on {q.device.type}" if q.device.type != "cpu" else \
         f"it computes in fp32 and bf16, not in {q.dtype}" if q.dtype not in DTYPES else \
         f"it takes heads of an even width, not of {q.shape[2]}" if q.shape[2] % 2 else \
-        "this CPU has no products in bf16" if q.dtype is torch.bfloat16 and not build.load().has_bf16() else None
+        "this CPU has no products in bf16" if q.dtype is torch.bfloat16 and not build.load(build.RAGGED).has_bf16() else None
     if reason is not None:
         raise WrongUse(f"ragged attention cannot run: {reason}; use bmm or sdpa")
 
@@ -74,14 +74,14 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _call(name: str, problem: Problem, *tensors: Tensor) -> None:
-    function = getattr(build.load(), f"{name}_{DTYPES[tensors[0].dtype]}")
+    function = getattr(build.load(build.RAGGED), f"{name}_{DTYPES[tensors[0].dtype]}")
     if function(ctypes.byref(problem), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)):
         raise MemoryError(f"not enough memory for the attention kernel's {name} pass")
 
 
 def _problem(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], dropout: float, window: int | None, scale: float,
              seed: Tensor) -> Problem:
-    starts, order = _documents(lengths)
+    starts, order = documents_of(lengths)
     if starts[-1] != len(q):
         raise ValueError(f"documents of {starts[-1]} tokens in a batch of {len(q)}")
     return Problem(q.shape[1], k.shape[1], q.shape[2], len(lengths), ctypes.addressof(starts), ctypes.addressof(order),
@@ -89,7 +89,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], dropout:
 
 
 @lru_cache(maxsize=64)
-def _documents(lengths: tuple[int, ...]) -> tuple[Any, Any]:
+def documents_of(lengths: tuple[int, ...]) -> tuple[Any, Any]:
     """Return where each document starts, with the end; and the documents, the longest first, so that threads end together."""
     starts = (ctypes.c_int64 * (len(lengths) + 1))(*itertools.accumulate(lengths, initial=0))
     order = (ctypes.c_int64 * len(lengths))(*sorted(range(len(lengths)), key=lambda document: -lengths[document]))

@@ -1,4 +1,4 @@
-"""The elementwise stretches of a block by our own kernel; see kernel.cpp. What has no kernel runs as `Parts` has it."""
+"""The elementwise stretches of a block by our own kernel; see rows.h. What has no kernel runs as `Parts` has it."""
 
 import ctypes
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ INTEGER, ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 
 class NormOf(ctypes.Structure):
-    """As kernel.cpp declares it."""
+    """As rows.h declares it."""
 
     _fields_ = [("weight", ADDRESS), ("bias", ADDRESS), ("epsilon", ctypes.c_float), ("is_rms", ctypes.c_int32)]
 
 
 class HeadsOf(ctypes.Structure):
-    """As kernel.cpp declares it."""
+    """As rows.h declares it."""
 
     _fields_ = [*((name, INTEGER) for name in ("rows", "heads", "kv_heads", "width", "rotary_width")),
                 *((name, ADDRESS) for name in ("cosines", "sines", "q_norm", "k_norm")), ("epsilon", ctypes.c_float)]

@@ -1,0 +1,1 @@
+"""A small block's pass as one call."""

@@ -1,0 +1,150 @@
+"""A block's forward and backward pass as one call each of our own kernel; see kernel.cpp.
+
+What autograd does in more than a hundred calls, whose beginning takes a small model longer than the work. All weights are
+trained, and attention is the ragged kernel's: with another one, such as generation's, the block is run as it is.
+"""
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powertrain.models.config import ACTIVATIONS
+from powertrain.models.decoder import Block
+from powertrain.models.kernels.attention import Attention, ragged_attention
+from powertrain.models.kernels.build import BLOCK, load
+from powertrain.models.kernels.frozen import compute_dtype
+from powertrain.models.kernels.ragged.attention import DTYPES, documents_of
+from powertrain.models.kernels.rows.parts import ADDRESS, INTEGER, NormOf
+from powertrain.models.model import Rotary
+from powertrain.records import WrongUse
+from powertrain.shapes import TOKEN_STEP
+
+LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
+
+
+class Shape(ctypes.Structure):
+    """As kernel.cpp declares it."""
+
+    _fields_ = [*((name, INTEGER) for name in ("tokens", "width", "mlp_width", "heads", "kv_heads", "head_width",
+                                               "rotary_width", "window", "documents")),
+                *((name, ADDRESS) for name in ("starts", "order", "cosines", "sines")),
+                ("scale", ctypes.c_float), ("activation", ctypes.c_int32), ("gated", ctypes.c_int32)]
+
+
+class Pair(ctypes.Structure):
+    """A weight and a bias, or their gradients."""
+
+    _fields_ = [("weight", ADDRESS), ("bias", ADDRESS)]
+
+
+class Weights(ctypes.Structure):
+    """As kernel.cpp declares it."""
+
+    _fields_ = [("attention_norm", NormOf), ("mlp_norm", NormOf), *((name, Pair) for name in LINEARS)]
+
+
+class Gradients(ctypes.Structure):
+    """As kernel.cpp declares it."""
+
+    _fields_ = [(name, Pair) for name in ("attention_norm", "mlp_norm", *LINEARS)]
+
+
+def why_not(block: Block) -> str | None:
+    """Return why a block cannot be one call, or None."""
+    c = block.config
+    if c.qk_norm or c.parallel_residual:
+        return "it has norms of queries and keys" if c.qk_norm else "its residual is parallel"
+    if any(size % 2 for size in (c.width, c.mlp_width, c.head_width)):
+        return "its widths are not even"
+    if any(type(getattr(block, name)) is not nn.Linear for name in LINEARS) or not all(
+            x.requires_grad and x.dtype is torch.float32 and x.is_contiguous() for x in block.parameters()):
+        return "not all of its weights are trained in fp32"
+    return None
+
+
+@dataclass(frozen=True)
+class OneCall:
+    """One block, to be called as `decoder.Block.forward` is. Raises WrongUse for blocks that the kernel does not have."""
+
+    block: Block
+    modules: tuple[Any, ...] = field(init=False)     # norms and linears, as Gradients has them
+    trained: tuple[nn.Parameter, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if (why := why_not(self.block)) is not None:
+            raise WrongUse(f"a block cannot be one call: {why}")
+        names = ("attention_norm", "mlp_norm", *LINEARS)
+        object.__setattr__(self, "modules", tuple(getattr(self.block, name) for name in names))
+        object.__setattr__(self, "trained", tuple(self.block.parameters()))
+
+    def __call__(self, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
+        dtype = compute_dtype(x)
+        if attention is not ragged_attention or dtype not in DTYPES:
+            plain: Tensor = self.block(x, rotary, lengths, attention)
+            return plain
+        tables = None if rotary is None else (rotary[0].contiguous(), rotary[1].contiguous())
+        out: Tensor = _OneCall.apply(x, self, tables, lengths, dtype, *self.trained)  # type: ignore[no-untyped-call]
+        return out
+
+    def shape(self, tokens: int, tables: Rotary | None, lengths: tuple[int, ...]) -> Shape:
+        c, (starts, order) = self.block.config, documents_of(lengths)
+        width, cosines, sines = (0, None, None) if tables is None else (tables[0].shape[-1], *_addresses(*tables))
+        return Shape(tokens, c.width, c.mlp_width, c.heads, c.kv_heads, c.head_width, width, c.window or 0, len(lengths),
+                     ctypes.addressof(starts), ctypes.addressof(order), cosines, sines, c.head_width ** -0.5,
+                     ACTIVATIONS.index(c.activation), c.gated_mlp)
+
+    def weights(self) -> tuple[Weights, tuple[Tensor, ...]]:
+        """Return where the weights lie, and what must not be freed as long as they are read."""
+        c, (*norms, qkv, out, mlp_in, mlp_out) = self.block.config, self.modules
+        scales = tuple(norm.weight.detach() + 1 if norm.offset else norm.weight for norm in norms)
+        of_norms = (NormOf(*_addresses(scale, norm.bias), c.norm_epsilon, c.norm == "rms")
+                    for scale, norm in zip(scales, norms, strict=True))
+        return Weights(*of_norms, *(Pair(*_addresses(x.weight, x.bias)) for x in (qkv, out, mlp_in, mlp_out))), scales
+
+    def saved(self, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return memory for what the backward pass reads: numbers in the dtype of products, and statistics in fp32."""
+        c, inner = self.block.config, self.block.mlp_in.out_features
+        numbers = 2 * c.width + (2 * c.heads + 2 * c.kv_heads) * c.head_width + inner
+        return torch.empty(-(-tokens // TOKEN_STEP) * TOKEN_STEP * numbers, dtype=dtype), torch.empty(tokens * (2 + c.heads))
+
+
+class _OneCall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, block: OneCall, tables: Rotary | None, lengths: tuple[int, ...], dtype: torch.dtype,
+                *trained: Tensor) -> Tensor:
+        x = x.float().contiguous()
+        out, saved, shape = torch.empty_like(x), block.saved(len(x), dtype), block.shape(len(x), tables, lengths)
+        weights, kept = block.weights()
+        _call("forward", dtype, shape, weights, x, out, *saved)
+        del kept
+        pointed_to = tables, documents_of(lengths)           # by the shape
+        ctx.saved = block, dtype, shape, saved, pointed_to
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.saved is None:
+            raise RuntimeError("a block frees what its backward pass has used, so that pass runs only once")
+        (block, dtype, shape, saved, pointed_to), ctx.saved = ctx.saved, None
+        given = given.float().contiguous()
+        dx, found = torch.empty_like(given), {id(x): torch.empty_like(x) for x in block.trained}
+        gradients = Gradients(*(Pair(*_addresses(found[id(module.weight)], None if module.bias is None else
+                                                 found[id(module.bias)])) for module in block.modules))
+        weights, kept = block.weights()
+        _call("backward", dtype, shape, weights, given, dx, *saved, gradients)
+        del kept, pointed_to
+        return dx, None, None, None, None, *found.values()
+
+
+def _addresses(*tensors: Tensor | None) -> tuple[int | None, ...]:
+    return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
+
+
+def _call(name: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Structure) -> None:
+    """Call a pass of the kernel for a dtype of products: tensors by their addresses, structures by reference."""
+    passed = (ADDRESS(x.data_ptr()) if isinstance(x, Tensor) else ctypes.byref(x) for x in arguments)
+    if getattr(load(BLOCK), f"block_{name}_{DTYPES[dtype]}")(*passed):
+        raise MemoryError(f"not enough memory for a block's {name} pass")
