@@ -43,6 +43,38 @@ def linear_shapes(block: BlockSizes) -> dict[str, tuple[int, int]]:
             "mlp_in": (inner, block.width), "mlp_out": (block.width, block.mlp_width)}
 
 
+# ------------------------------------------------------------------------------------------------ a block in one call
+
+TOKEN_STEP = 32              # memory for tokens has a multiple of so many rows, as in models/kernels/ragged/attention.h
+ALIGNED = 64                 # bytes: pieces of memory begin at a multiple
+
+
+def filled_up(tokens: int) -> int:
+    """Return the rows that memory for so many tokens has."""
+    return -(-tokens // TOKEN_STEP) * TOKEN_STEP
+
+
+def one_call_saved(block: BlockSizes, tokens: int) -> tuple[int, int]:
+    """Return how many numbers of the products' type, and of fp32, the backward pass of models/kernels/block reads."""
+    (heads, _), (_, mixed), (inner, _), _ = linear_shapes(block).values()
+    return filled_up(tokens) * (2 * block.width + heads + mixed + inner), tokens * (2 + block.heads)
+
+
+def one_call_bytes(block: BlockSizes, tokens: int, item: int) -> tuple[int, int]:
+    """Return the bytes that the forward and the backward pass of models/kernels/block work in; `item`: of a number."""
+    shapes, rows = linear_shapes(block).values(), filled_up(tokens)
+    (heads, width), (_, mixed), (inner, _), (_, mlp) = shapes
+
+    def pieces(*counts: int, size: int = item) -> int:
+        return sum(-(-count * size // ALIGNED) * ALIGNED for count in counts)
+
+    forward = pieces(rows * width, rows * mlp) + max(pieces(made * read, made * read) for made, read in shapes)
+    products = max(max(pieces(made * read), pieces(rows * filled_up(made), rows * made, rows * read) + pieces(made, size=FP32))
+                   for made, read in shapes)
+    return forward, products + pieces(tokens * width, size=FP32) + pieces(
+        *(rows * columns for columns in (width, mlp, mlp, inner, width, mixed, heads)), tokens * heads)
+
+
 # ------------------------------------------------------------------------------------------------ tiles
 
 TILE_BYTES = 3 << 19          # of scores: 1.5 MiB, within the 2 x 1 MiB of L2 where it was chosen, by one noisy sweep
@@ -133,7 +165,6 @@ def count_weights(chunks: Sequence[Chunk], heads: int) -> int:
 # ------------------------------------------------------------------------------------------------ storage
 
 FP32 = 4
-TOKEN_STEP = 32              # the ragged kernel's, and that of a block in one call: memory for tokens has a multiple of rows
 BUCKET_BYTES = 25 << 20      # of gradients that are summed by one call, as in torch's DistributedDataParallel
 DTYPE_BYTES = {"fp32": FP32, "tf32": FP32, "bf16": 2, "fp16": 2}     # of a number in matrix products, and of frozen weights
 FOUR_BIT = ("nf4", "fp4")

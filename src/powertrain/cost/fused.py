@@ -13,7 +13,7 @@ from powertrain.cost.forward import Part, Tables
 from powertrain.cost.kernels import Shape, attend
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Value
 from powertrain.cost.weights import Linear, is_scaled, linears
-from powertrain.shapes import FP32, TOKEN_STEP
+from powertrain.shapes import FP32, one_call_bytes, one_call_saved
 
 Blocks = tuple[Block, ...]
 Kept = tuple[tuple[str, Block], ...]         # kind of tensor -> the tensor that the backward pass needs
@@ -226,19 +226,21 @@ class FusedPart(Part):
 
 @dataclass(frozen=True)
 class OneCallPart(Part):
-    """A block whose pass is one function, which works in memory that is not torch's; see models/kernels/block."""
+    """A block whose pass is one function; see models/kernels/block."""
 
     def run_block(self, x: Value, tables: Tables | None, shape: Shape) -> Value:
         """Run one block on the residual x (T, width) fp32."""
         tape, model = self.tape, self.facts.model
-        rows, inner = x.count // model.width, next(part.outputs for part in linears(model) if part.name == "mlp_in")
+        rows, item = x.count // model.width, self.facts.item
+        numbers, statistics = one_call_saved(model, rows)
+        forward, backward = one_call_bytes(model, rows, item)
         out = tape.new(x.count * FP32)
-        numbers = 2 * model.width + 2 * (model.heads + model.kv_heads) * model.head_width + inner
-        saved = [tape.new(-(-rows // TOKEN_STEP) * TOKEN_STEP * numbers * self.facts.item),
-                 tape.new(rows * (2 + model.heads) * FP32)]
+        saved = [tape.new(numbers * item), tape.new(statistics * FP32)]
+        tape.scratch(forward)
 
         def back(_: Saved, gradients: Gradients) -> Gradients:
             made: Gradients = [tape.new(x.count * FP32), *(tape.new(weight.nbytes) for weight in self.weights.values())]
+            tape.scratch(backward)
             saved.clear()
             return made
 

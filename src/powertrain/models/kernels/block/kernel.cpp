@@ -56,31 +56,15 @@ template <typename T> struct Saved {
         sums(rates_mlp + s.tokens) {}
 };
 
-// memory that a thread works in and keeps for its next call, when it is in the cache already
-class Workspace {
- public:
-  Workspace() : first_(next_) {}
-  ~Workspace() { next_ = first_; }
+// the caller's memory for a pass, piece by piece; a copy takes from where this one has come to, and gives all back at its end
+struct Workspace {
+  char *next, *end;
   template <typename T> T* take(int64_t count) {
-    if (next_ == pieces_.size()) pieces_.emplace_back();
-    Piece& piece = pieces_[next_++];
-    if (const int64_t bytes = count * sizeof(T); piece.bytes < bytes) {
-      piece = {0, std::make_unique<Scratch>(), nullptr};
-      piece.memory = piece.held->take<char>(bytes);
-      piece.bytes = bytes;
-    }
-    return reinterpret_cast<T*>(piece.memory);
+    char* piece = next;
+    next += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
+    if (next > end) throw std::bad_alloc();
+    return reinterpret_cast<T*>(piece);
   }
-
- private:
-  struct Piece {
-    int64_t bytes = 0;
-    std::unique_ptr<Scratch> held;
-    char* memory = nullptr;
-  };
-  static inline thread_local std::vector<Piece> pieces_;
-  static inline thread_local size_t next_ = 0;
-  size_t first_;
 };
 
 template <typename T> T* zeroed_behind(const Shape& s, T* rows, int64_t width) {
@@ -211,31 +195,28 @@ template <typename Value> void sum_tokens(const Shape& s, int64_t width, float* 
 }
 
 // y (P, out) = x (P, in) weight^T + bias
-template <typename T> void apply(const Shape& s, const Linear& linear, int64_t outputs, int64_t inputs, const T* x, T* y) {
-  Workspace own;
+template <typename T>
+void apply(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* x, T* y) {
   multiply_to(s, x, forward_right<T>(own, linear.weight, outputs, inputs), linear.bias, y);
 }
 
 // total (T, out) = x (T, out) + the same of read (P, in)
 template <typename T>
-void apply_to(const Shape& s, const Linear& linear, int64_t outputs, int64_t inputs, const T* read, const float* x,
-              float* total) {
-  Workspace own;
+void apply_to(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* read,
+              const float* x, float* total) {
   multiply_add(s, read, forward_right<T>(own, linear.weight, outputs, inputs), linear.bias, x, total);
 }
 
 // dx (P, in) = dy (P, out) weight
 template <typename T>
-void apply_back(const Shape& s, const Linear& linear, int64_t outputs, int64_t inputs, const T* dy, T* dx) {
-  Workspace own;
+void apply_back(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* dy, T* dx) {
   multiply_to(s, dy, right_of<T>(own, linear.weight, outputs, inputs), nullptr, dx);
 }
 
 // the gradients of a linear from dy (P, out) and what it read: x (P, in), or n w + b of the norm's n where `norm` is given
 template <typename T>
-void gradients_of(const Shape& s, const T* dy, int64_t outputs, const T* x, int64_t inputs, const Norm* norm,
+void gradients_of(const Shape& s, Workspace own, const T* dy, int64_t outputs, const T* x, int64_t inputs, const Norm* norm,
                   const LinearGradients& to) {
-  Workspace own;
   const int64_t tokens = s.filled_tokens();
   T* turned = own.take<T>(tokens * filled(outputs));     // (out, tokens) of TOKENS after TOKENS
   float* sums = to.bias ? to.bias : norm && norm->bias ? own.take<float>(outputs) : nullptr;
@@ -285,32 +266,31 @@ template <typename T> void activated_back(const Shape& s, const T* inner, const 
 
 // out (T, d): the next block's residual, from this one's x
 template <typename T>
-int block_forward(const Shape& s, const Weights& w, const float* x, float* out, T* numbers, float* statistics) {
+int block_forward(const Shape& s, const Weights& w, const float* x, float* out, T* numbers, float* statistics,
+                  Workspace own) {
   const Saved<T> saved(s, numbers, statistics);
   for (auto [rows, width] : {std::pair(saved.n_attention, s.width), {saved.mixed, s.mixed()}, {saved.n_mlp, s.width}})
     zeroed_behind(s, rows, width);
-  Workspace own;
   T *h = take<T>(own, s, s.width), *act = take<T>(own, s, s.mlp_width);
   normalise<Number<T>>(s.tokens, s.width, x, nullptr, w.attention_norm, nullptr, raw(saved.n_attention), raw(h),
                        saved.rates_attention);
-  apply(s, w.qkv, s.all_heads(), s.width, h, saved.heads);
+  apply(s, own, w.qkv, s.all_heads(), s.width, h, saved.heads);
   if (s.rotary_width) position_heads(heads_of(s), raw(saved.heads), raw(saved.heads));
   const T *q = saved.heads, *k = q + s.mixed(), *v = k + s.kv_heads * s.head_width;
   if (const int failed = forward(problem_of(s), q, k, v, saved.mixed, saved.sums)) return failed;
-  apply_to(s, w.out, s.width, s.mixed(), saved.mixed, x, out);
+  apply_to(s, own, w.out, s.width, s.mixed(), saved.mixed, x, out);
   normalise<Number<T>>(s.tokens, s.width, out, nullptr, w.mlp_norm, nullptr, raw(saved.n_mlp), raw(h), saved.rates_mlp);
-  apply(s, w.mlp_in, s.inner(), s.width, h, saved.inner);
+  apply(s, own, w.mlp_in, s.inner(), s.width, h, saved.inner);
   activated(s, saved.inner, act);
-  apply_to(s, w.mlp_out, s.width, s.mlp_width, act, out, out);
+  apply_to(s, own, w.mlp_out, s.width, s.mlp_width, act, out, out);
   return 0;
 }
 
 // dx (T, d) and the weights' gradients from that of `out`, given (T, d)
 template <typename T>
 int block_backward(const Shape& s, const Weights& w, const float* given, float* dx, T* numbers, float* statistics,
-                   const Gradients& to) {
+                   Workspace own, const Gradients& to) {
   const Saved<T> saved(s, numbers, statistics);
-  Workspace own;
   T *dy = take<T>(own, s, s.width), *act = take<T>(own, s, s.mlp_width), *dact = take<T>(own, s, s.mlp_width);
   T *dinner = take<T>(own, s, s.inner()), *dh = take<T>(own, s, s.width), *dmixed = take<T>(own, s, s.mixed());
   T *dheads = take<T>(own, s, s.all_heads()), *apart = own.take<T>(s.tokens * s.all_heads());
@@ -320,23 +300,23 @@ int block_backward(const Shape& s, const Weights& w, const float* given, float* 
     for (int64_t i = 0; i < s.tokens * s.width; ++i) store(dy[i], from[i]);
   };
   rounded(given);
-  apply_back(s, w.mlp_out, s.width, s.mlp_width, dy, dact);
+  apply_back(s, own, w.mlp_out, s.width, s.mlp_width, dy, dact);
   activated_back(s, saved.inner, dact, act, dinner);
-  gradients_of<T>(s, dy, s.width, act, s.mlp_width, nullptr, to.mlp_out);
-  apply_back(s, w.mlp_in, s.inner(), s.width, dinner, dh);
-  gradients_of(s, dinner, s.inner(), saved.n_mlp, s.width, &w.mlp_norm, to.mlp_in);
+  gradients_of<T>(s, own, dy, s.width, act, s.mlp_width, nullptr, to.mlp_out);
+  apply_back(s, own, w.mlp_in, s.inner(), s.width, dinner, dh);
+  gradients_of(s, own, dinner, s.inner(), saved.n_mlp, s.width, &w.mlp_norm, to.mlp_in);
   norm_gradients(s, dh, saved.n_mlp, to.mlp_norm);
   normalise_back(s.tokens, s.width, raw(dh), raw(saved.n_mlp), saved.rates_mlp, w.mlp_norm, given, between);
   rounded(between);
-  apply_back(s, w.out, s.width, s.mixed(), dy, dmixed);
-  gradients_of<T>(s, dy, s.width, saved.mixed, s.mixed(), nullptr, to.out);
+  apply_back(s, own, w.out, s.width, s.mixed(), dy, dmixed);
+  gradients_of<T>(s, own, dy, s.width, saved.mixed, s.mixed(), nullptr, to.out);
   const T *q = saved.heads, *k = q + s.mixed(), *v = k + s.kv_heads * s.head_width;
   T *dq = apart, *dk = dq + s.tokens * s.mixed(), *dv = dk + s.tokens * s.kv_heads * s.head_width;
   if (const int failed = backward<T>(problem_of(s), dmixed, q, k, v, saved.mixed, saved.sums, dq, dk, dv)) return failed;
   position_heads_back<Number<T>>(heads_of(s), raw(dq), raw(dk), raw(dv), nullptr, 0, raw(dheads), nullptr,
                                  omp_get_max_threads());
-  apply_back(s, w.qkv, s.all_heads(), s.width, dheads, dh);
-  gradients_of(s, dheads, s.all_heads(), saved.n_attention, s.width, &w.attention_norm, to.qkv);
+  apply_back(s, own, w.qkv, s.all_heads(), s.width, dheads, dh);
+  gradients_of(s, own, dheads, s.all_heads(), saved.n_attention, s.width, &w.attention_norm, to.qkv);
   norm_gradients(s, dh, saved.n_attention, to.attention_norm);
   normalise_back(s.tokens, s.width, raw(dh), raw(saved.n_attention), saved.rates_attention, w.attention_norm, between, dx);
   return 0;
@@ -354,12 +334,13 @@ template <typename Pass> int guarded(Pass pass) {
 }  // namespace
 
 #define FOR(T, NAME)                                                                                                           \
-  int block_forward_##NAME(const Shape* s, const Weights* w, const float* x, float* out, T* numbers, float* statistics) {      \
-    return guarded([&] { return block_forward(*s, *w, x, out, numbers, statistics); });                                        \
+  int block_forward_##NAME(const Shape* s, const Weights* w, const float* x, float* out, T* numbers, float* statistics,        \
+                           char* memory, int64_t bytes) {                                                                      \
+    return guarded([&] { return block_forward(*s, *w, x, out, numbers, statistics, {memory, memory + bytes}); });              \
   }                                                                                                                            \
   int block_backward_##NAME(const Shape* s, const Weights* w, const float* given, float* dx, T* numbers, float* statistics,    \
-                            const Gradients* to) {                                                                             \
-    return guarded([&] { return block_backward(*s, *w, given, dx, numbers, statistics, *to); });                               \
+                            char* memory, int64_t bytes, const Gradients* to) {                                                \
+    return guarded([&] { return block_backward(*s, *w, given, dx, numbers, statistics, {memory, memory + bytes}, *to); });     \
   }
 
 extern "C" {

@@ -17,10 +17,10 @@ from powertrain.models.kernels.attention import Attention, ragged_attention
 from powertrain.models.kernels.build import BLOCK, load
 from powertrain.models.kernels.frozen import compute_dtype
 from powertrain.models.kernels.ragged.attention import DTYPES, documents_of
-from powertrain.models.kernels.rows.parts import ADDRESS, INTEGER, NormOf
+from powertrain.models.kernels.rows.parts import ADDRESS, INTEGER, NormOf, passed
 from powertrain.models.model import Rotary
 from powertrain.records import WrongUse
-from powertrain.shapes import TOKEN_STEP
+from powertrain.shapes import one_call_bytes, one_call_saved
 
 LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
 
@@ -106,9 +106,12 @@ class OneCall:
 
     def saved(self, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return memory for what the backward pass reads: numbers in the dtype of products, and statistics in fp32."""
-        c, inner = self.block.config, self.block.mlp_in.out_features
-        numbers = 2 * c.width + (2 * c.heads + 2 * c.kv_heads) * c.head_width + inner
-        return torch.empty(-(-tokens // TOKEN_STEP) * TOKEN_STEP * numbers, dtype=dtype), torch.empty(tokens * (2 + c.heads))
+        numbers, statistics = one_call_saved(self.block.config, tokens)
+        return torch.empty(numbers, dtype=dtype), torch.empty(statistics)
+
+    def workspaces(self, tokens: int, dtype: torch.dtype) -> tuple[int, int]:
+        """Return the bytes that the forward and the backward pass work in."""
+        return one_call_bytes(self.block.config, tokens, dtype.itemsize)
 
 
 class _OneCall(torch.autograd.Function):
@@ -118,7 +121,8 @@ class _OneCall(torch.autograd.Function):
         x = x.float().contiguous()
         out, saved, shape = torch.empty_like(x), block.saved(len(x), dtype), block.shape(len(x), tables, lengths)
         weights, kept = block.weights()
-        _call("forward", dtype, shape, weights, x, out, *saved)
+        forward, _ = block.workspaces(len(x), dtype)
+        _call("forward", dtype, shape, weights, x, out, *saved, torch.empty(forward, dtype=torch.uint8), forward)
         del kept
         pointed_to = tables, documents_of(lengths)           # by the shape
         ctx.saved = block, dtype, shape, saved, pointed_to
@@ -134,7 +138,9 @@ class _OneCall(torch.autograd.Function):
         gradients = Gradients(*(Pair(*_addresses(found[id(module.weight)], None if module.bias is None else
                                                  found[id(module.bias)])) for module in block.modules))
         weights, kept = block.weights()
-        _call("backward", dtype, shape, weights, given, dx, *saved, gradients)
+        _, backward = block.workspaces(len(dx), dtype)
+        _call("backward", dtype, shape, weights, given, dx, *saved, torch.empty(backward, dtype=torch.uint8), backward,
+              gradients)
         del kept, pointed_to
         return dx, None, None, None, None, *found.values()
 
@@ -143,8 +149,7 @@ def _addresses(*tensors: Tensor | None) -> tuple[int | None, ...]:
     return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
-def _call(name: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Structure) -> None:
+def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     """Call a pass of the kernel for a dtype of products: tensors by their addresses, structures by reference."""
-    passed = (ADDRESS(x.data_ptr()) if isinstance(x, Tensor) else ctypes.byref(x) for x in arguments)
-    if getattr(load(BLOCK), f"block_{name}_{DTYPES[dtype]}")(*passed):
+    if getattr(load(BLOCK), f"block_{name}_{DTYPES[dtype]}")(*map(passed, arguments)):
         raise MemoryError(f"not enough memory for a block's {name} pass")

@@ -114,10 +114,11 @@ class RowParts(Parts):
 
 def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     """Call a function of the kernel for a dtype of products: tensors by their addresses, structures by reference."""
-    getattr(load(ROWS), f"{name}_{NAMES[dtype]}")(*map(_passed, arguments))
+    getattr(load(ROWS), f"{name}_{NAMES[dtype]}")(*map(passed, arguments))
 
 
-def _passed(argument: Any) -> Any:
+def passed(argument: Any) -> Any:
+    """Return an argument of a kernel's function as ctypes wants it."""
     if isinstance(argument, Tensor):
         return ADDRESS(argument.data_ptr())
     if isinstance(argument, ctypes.Structure):
