@@ -191,7 +191,7 @@ def test_a_tuned_technique_wins_its_slot_unless_the_user_wants_another(gpu_facts
 
 def test_a_kernel_that_does_not_compile_gives_way_to_one_that_needs_no_compiler(
         facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(source: object) -> None:
         raise build.CannotBuild("c++ failed: error: no such instruction")
 
     monkeypatch.setattr(build, "load", fail)
