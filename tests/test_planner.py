@@ -35,6 +35,7 @@ from powertrain.report.plan import expected_rows
 from powertrain.techniques import CATALOGUE
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import CannotBuild
+from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.packing import Packing
 from powertrain.techniques.tf32 import Tf32
 from powertrain.training.optimizers import OPTIMIZERS
@@ -201,9 +202,11 @@ def test_a_kernel_that_does_not_compile_gives_way_to_one_that_needs_no_compiler(
     chosen = replace(plan, steps=tuple(replace(step, pinned=False) for step in plan.steps))
     built, failed = with_built_code(chosen)
     assert "no such instruction" in failed["attention_kernel"]
-    changed = [(before.technique, after.technique) for before, after in zip(chosen.steps, built.steps, strict=True)
-               if before != after]
-    assert changed == [(AttentionKernel("ragged"), AttentionKernel("bmm"))]
+    before, after = ({step.technique.name: step.technique for step in one.steps} for one in (chosen, built))
+    changed = {name: (before[name], after.get(name)) for name in before if before[name] != after.get(name)}
+    assert changed == {"attention_kernel": (AttentionKernel("ragged"), AttentionKernel("bmm")),
+                       "fused_blocks": (FusedBlocks("one_call"), None)}         # of a small model
+    assert "no such instruction" in next(found.because for found in built.refused if found.technique == "fused_blocks")
     assert built.estimate == chosen.estimate
 
 

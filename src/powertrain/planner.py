@@ -328,6 +328,11 @@ def with_built_code(plan: Plan) -> tuple[Plan, dict[str, str]]:
             if step.pinned:
                 raise
             failed[step.technique.name] = str(error)
+            if error.instead is None:
+                refusal = step.technique.refuse(Why.PART_MISSING, str(error))
+                plan = dataclasses.replace(plan, steps=tuple(other for other in plan.steps if other is not step),
+                                           refused=(*plan.refused, refusal))
+                continue
             other = dataclasses.replace(step, technique=error.instead, because=str(error))
             plan = dataclasses.replace(with_steps(plan, [other]), estimate=plan.estimate)
     return plan, failed

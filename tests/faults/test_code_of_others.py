@@ -156,7 +156,7 @@ def test_a_kernel_that_somebody_else_compiled_is_a_reason_not_to_use_it(tmp_path
     monkeypatch.setattr(build, "_library", lambda source: kernel)
     another_user(monkeypatch)
     with pytest.raises(build.CannotBuild, match="belongs to user"):
-        build.load.__wrapped__()
+        build.load.__wrapped__(build.RAGGED)
 
 
 def test_a_kernel_that_was_changed_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +166,9 @@ def test_a_kernel_that_was_changed_is_compiled_again(tmp_path: Path, monkeypatch
     monkeypatch.setattr(build.subprocess, "run", lambda words, **_: compiled.append(Path(words[words.index("-o") + 1])) or (
         compiled[-1].write_bytes(b"code"), subprocess.CompletedProcess(words, 0))[1])
     monkeypatch.setattr(build.ctypes, "CDLL", lambda path: Path(path).read_bytes())
-    assert (build.load.__wrapped__(), build.load.__wrapped__(), len(compiled)) == (b"code", b"code", 1)
+    assert (build.load.__wrapped__(build.RAGGED), build.load.__wrapped__(build.RAGGED), len(compiled)) == (b"code", b"code", 1)
     for damage in (lambda: kernel.write_bytes(b"cOde"), lambda: kernel.with_suffix(".sha256").unlink(),
                    lambda: kernel.with_suffix(".sha256").write_bytes(b"")):
         damage()
         before = len(compiled)
-        assert (build.load.__wrapped__(), len(compiled)) == (b"code", before + 1)
+        assert (build.load.__wrapped__(build.RAGGED), len(compiled)) == (b"code", before + 1)

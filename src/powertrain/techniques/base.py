@@ -53,9 +53,9 @@ def name_of(part: object) -> str:
 
 
 class CannotBuild(NotApplied):
-    """Code that the technique needs could not be compiled here; `instead` needs none."""
+    """Code that the technique needs could not be compiled here; `instead` needs none. None: nothing takes its place."""
 
-    def __init__(self, message: str, instead: Technique):
+    def __init__(self, message: str, instead: Technique | None):
         super().__init__(message)
         self.instead = instead
 

@@ -205,9 +205,11 @@ class FusedBlocks(Technique):
             try:
                 build.load(SOURCES[self.kernels])
             except build.CannotBuild as error:
+                small = self.kernels == "one_call"           # so that no compiled code pays
+                cure = "off" if small else "kernels=compiled takes torch's compiler"
                 raise CannotBuild(f"fused_blocks: its kernel could not be compiled: {error}; "
-                                  "techniques.fused_blocks.kernels=compiled takes torch's compiler",
-                                  replace(self, kernels="compiled", ahead=True)) from None
+                                  f"techniques.fused_blocks{'=' if small else '.'}{cure}",
+                                  None if small else replace(self, kernels="compiled", ahead=True)) from None
 
     def apply(self, setup: Setup) -> Setup:
         self.build()
