@@ -329,9 +329,9 @@ def with_built_code(plan: Plan) -> tuple[Plan, dict[str, str]]:
                 raise
             failed[step.technique.name] = str(error)
             if error.instead is None:
-                refusal = step.technique.refuse(Why.PART_MISSING, str(error))
-                plan = dataclasses.replace(plan, steps=tuple(other for other in plan.steps if other is not step),
-                                           refused=(*plan.refused, refusal))
+                left = tuple(other for other in plan.steps if other.technique.name != step.technique.name)
+                refusal = Refusal(step.technique.name, str(error), why=Why.PART_MISSING)
+                plan = dataclasses.replace(plan, steps=left, refused=(*plan.refused, refusal))
                 continue
             other = dataclasses.replace(step, technique=error.instead, because=str(error))
             plan = dataclasses.replace(with_steps(plan, [other]), estimate=plan.estimate)
