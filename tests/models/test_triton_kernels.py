@@ -88,5 +88,5 @@ def test_a_pin_on_triton_is_refused_for_rows_that_would_spill(gpu_facts: Callabl
 
 
 def test_there_are_no_other_kernels() -> None:
-    with pytest.raises(ValueError, match="is none of compiled, cpp, triton"):
+    with pytest.raises(ValueError, match="is none of compiled, cpp, one_call, triton"):
         FusedBlocks("numpy")

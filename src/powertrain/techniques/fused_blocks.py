@@ -40,7 +40,7 @@ LARGEST_CALLS_SHARE = 0.1    # of the time that the block's products take; at 0.
 KERNELS = ("compiled", "cpp", "one_call", "triton")      # no study has chosen the last yet: it is for pins
 WIDEST_ROW = 8192            # that Triton's kernels have in registers: at 16,384 they spill, on sm_80 with 8 warps and with 16
 PARTS = {"cpp": "RowParts", "triton": "TritonParts"}             # classes of the functions
-SOURCES = {"cpp": build.ROWS, "one_call": build.BLOCK}
+SOURCES = {"cpp": (build.ROWS,), "one_call": (build.RAGGED, build.BLOCK)}
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
 
@@ -161,7 +161,7 @@ class FusedBlocks(Technique):
     @classmethod
     def _in_cpp(cls, run: PlannedRun, kernels: str, claim: Effect) -> Proposal | Refusal:
         """Return yes where our own kernel is compiled already, or compiling it pays."""
-        if build.is_built(SOURCES[kernels]):
+        if all(map(build.is_built, SOURCES[kernels])):
             return cls(kernels).on("the kernel is compiled already", claim)
         return cls.if_compiling_pays(run, claim, CPP_COMPILE_S[kernels], ("c++ compiler",), settings=cls(kernels),
                                      also="; once on a machine")
@@ -173,8 +173,9 @@ class FusedBlocks(Technique):
         if pinned not in (None, "one_call"):
             return f"the recipe asks for kernels={pinned}"
         if run.decided.kernel != "ragged" or run.decided.dtype not in ("fp32", "bf16"):
-            return "attention is not computed by the ragged kernel in fp32 or bf16"
-        whys = {"the model has dropout": model.dropout, "its residual is parallel": model.parallel_residual,
+            return "attention is not computed by the ragged kernel in fp32 or bf16 (techniques.attention_kernel.kernel=ragged)"
+        whys = {"the answers of a pair may share their prompt": run.decided.answers > 1,
+                "the model has dropout": model.dropout, "its residual is parallel": model.parallel_residual,
                 "it has norms of queries and keys": any("q_norm" in name for name in model.shapes),
                 "some of its weights are not trained": model.trainable != model.parameters,
                 "its widths are not even": any(size % 2 for size in (model.width, model.mlp_width, model.head_width))}
@@ -203,7 +204,8 @@ class FusedBlocks(Technique):
     def build(self) -> None:
         if self.kernels in SOURCES:
             try:
-                build.load(SOURCES[self.kernels])
+                for source in SOURCES[self.kernels]:
+                    build.load(source)
             except build.CannotBuild as error:
                 small = self.kernels == "one_call"           # so that no compiled code pays
                 cure = "off" if small else "kernels=compiled takes torch's compiler"

@@ -89,23 +89,31 @@ template <typename T> struct Right {
 // With a `stride` left is one matrix, without it a matrix for each block; rows up to the next multiple of STEP can be read
 template <typename T, typename Put>
 void multiply(int64_t rows, const T* left, int64_t block, int64_t stride, const Right<T>& right, Put put) {
+  std::atomic<bool> failed{false};           // errors must not leave threads
+  const auto tile_at = [&](int64_t row, int64_t column, float* tile) {
+    const int64_t real = std::min(ROWS, rows - row), columns = std::min(COLUMNS, right.columns - column);
+    const T* tiles = right.tiles + column * right.sum;
+    if (!right.sum) std::fill_n(tile, real * columns, 0.f);
+    for (int64_t first = 0; first < right.sum; first += block) {
+      const int64_t together = std::min(block, right.sum - first), step = stride ? stride : together;
+      const T* from = (stride ? left + first : left + first * filled(rows)) + row * step;
+      product(filled(real), columns, together, from, step, tiles + first * columns, columns, tile, columns, first > 0);
+    }
+    for (int64_t r = 0; r < real; ++r) put(row + r, column, columns, tile + r * columns);
+  };
 #pragma omp parallel
   {
     alignas(64) float tile[ROWS * COLUMNS];
 #pragma omp for collapse(2) schedule(static)
     for (int64_t row = 0; row < rows; row += ROWS)
-      for (int64_t column = 0; column < right.columns; column += COLUMNS) {
-        const int64_t real = std::min(ROWS, rows - row), columns = std::min(COLUMNS, right.columns - column);
-        const T* tiles = right.tiles + column * right.sum;
-        for (int64_t first = 0; first < right.sum; first += block) {
-          const int64_t together = std::min(block, right.sum - first), step = stride ? stride : together;
-          const T* from = (stride ? left + first : left + first * filled(rows)) + row * step;
-          product(filled(real), columns, together, from, step, tiles + first * columns, columns, tile, columns, first > 0);
+      for (int64_t column = 0; column < right.columns; column += COLUMNS) try {
+          tile_at(row, column, tile);
+        } catch (...) {
+          failed = true;
         }
-        for (int64_t r = 0; r < real; ++r) put(row + r, column, columns, tile + r * columns);
-      }
     at::native::cpublas::brgemm_release();
   }
+  if (failed) throw std::bad_alloc();        // the only error of a product whose shape and type are right
 }
 
 // put as above, of x (P, sum) x right
@@ -325,6 +333,7 @@ int block_backward(const Shape& s, const Weights& w, const float* given, float* 
 // 0, or 1 where memory ran out
 template <typename Pass> int guarded(Pass pass) {
   try {
+    Scratch().take<char>(COMPILING * omp_get_max_threads());
     return pass();
   } catch (const std::bad_alloc&) {
     return 1;

@@ -16,7 +16,7 @@ from powertrain.models.decoder import Block
 from powertrain.models.kernels.attention import Attention, ragged_attention
 from powertrain.models.kernels.build import BLOCK, load
 from powertrain.models.kernels.frozen import compute_dtype
-from powertrain.models.kernels.ragged.attention import DTYPES, documents_of
+from powertrain.models.kernels.ragged.attention import DTYPES, check, documents_of
 from powertrain.models.kernels.rows.parts import ADDRESS, INTEGER, NormOf, passed
 from powertrain.models.model import Rotary
 from powertrain.records import WrongUse
@@ -57,6 +57,8 @@ def why_not(block: Block) -> str | None:
     c = block.config
     if c.qk_norm or c.parallel_residual:
         return "it has norms of queries and keys" if c.qk_norm else "its residual is parallel"
+    if c.dropout:
+        return "it has dropout"
     if any(size % 2 for size in (c.width, c.mlp_width, c.head_width)):
         return "its widths are not even"
     if any(type(getattr(block, name)) is not nn.Linear for name in LINEARS) or not all(
@@ -82,17 +84,21 @@ class OneCall:
 
     def __call__(self, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
         dtype = compute_dtype(x)
-        if attention is not ragged_attention or dtype not in DTYPES:
+        if attention is not ragged_attention:
             plain: Tensor = self.block(x, rotary, lengths, attention)
             return plain
+        check(x.device.type, dtype, self.block.config.head_width)
         tables = None if rotary is None else (rotary[0].contiguous(), rotary[1].contiguous())
         out: Tensor = _OneCall.apply(x, self, tables, lengths, dtype, *self.trained)  # type: ignore[no-untyped-call]
         return out
 
-    def shape(self, tokens: int, tables: Rotary | None, lengths: tuple[int, ...]) -> Shape:
-        c, (starts, order) = self.block.config, documents_of(lengths)
+    def shape(self, tokens: int, tables: Rotary | None, documents: tuple[Any, Any]) -> Shape:
+        """Return the shape of a pass; it points to the tables and to `documents`, of `documents_of`."""
+        c, (starts, order) = self.block.config, documents
+        if starts[-1] != tokens:
+            raise ValueError(f"documents of {starts[-1]} tokens in a pass of {tokens}")
         width, cosines, sines = (0, None, None) if tables is None else (tables[0].shape[-1], *_addresses(*tables))
-        return Shape(tokens, c.width, c.mlp_width, c.heads, c.kv_heads, c.head_width, width, c.window or 0, len(lengths),
+        return Shape(tokens, c.width, c.mlp_width, c.heads, c.kv_heads, c.head_width, width, c.window or 0, len(order),
                      ctypes.addressof(starts), ctypes.addressof(order), cosines, sines, c.head_width ** -0.5,
                      ACTIVATIONS.index(c.activation), c.gated_mlp)
 
@@ -119,12 +125,12 @@ class _OneCall(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, block: OneCall, tables: Rotary | None, lengths: tuple[int, ...], dtype: torch.dtype,
                 *trained: Tensor) -> Tensor:
         x = x.float().contiguous()
-        out, saved, shape = torch.empty_like(x), block.saved(len(x), dtype), block.shape(len(x), tables, lengths)
+        pointed_to = tables, documents_of(lengths)
+        out, saved, shape = torch.empty_like(x), block.saved(len(x), dtype), block.shape(len(x), *pointed_to)
         weights, kept = block.weights()
         forward, _ = block.workspaces(len(x), dtype)
         _call("forward", dtype, shape, weights, x, out, *saved, torch.empty(forward, dtype=torch.uint8), forward)
         del kept
-        pointed_to = tables, documents_of(lengths)           # by the shape
         ctx.saved = block, dtype, shape, saved, pointed_to
         return out
 

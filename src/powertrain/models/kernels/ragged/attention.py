@@ -8,7 +8,7 @@ Legend: T tokens, H heads, K kv heads, D head width.
 import ctypes
 import itertools
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def ragged_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], drop
 
     Raise WrongUse where the kernel cannot compute that.
     """
-    _check(q)
+    check(q.device.type, q.dtype, q.shape[2])
     q, k, v = _rows(q), _rows(k), _rows(v)
     out, sums = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2])
     seed = torch.empty((), dtype=torch.int64)
@@ -58,12 +58,13 @@ def ragged_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tens
     return dq, dk, dv
 
 
-def _check(q: Tensor) -> None:
-    """Raise WrongUse where the kernel cannot run: here, not before the operator, so that torch.compile does not trace it."""
-    reason = f"it runs on a CPU, not on {q.device.type}" if q.device.type != "cpu" else \
-        f"it computes in fp32 and bf16, not in {q.dtype}" if q.dtype not in DTYPES else \
-        f"it takes heads of an even width, not of {q.shape[2]}" if q.shape[2] % 2 else \
-        "this CPU has no products in bf16" if q.dtype is torch.bfloat16 and not build.load(build.RAGGED).has_bf16() else None
+@cache                                       # an error is not kept
+def check(device: str, dtype: torch.dtype, width: int) -> None:
+    """Raise WrongUse where the kernel cannot run: in the operator, not before it, so that torch.compile does not trace it."""
+    reason = f"it runs on a CPU, not on {device}" if device != "cpu" else \
+        f"it computes in fp32 and bf16, not in {dtype}" if dtype not in DTYPES else \
+        f"it takes heads of an even width, not of {width}" if width % 2 else \
+        "this CPU has no products in bf16" if dtype is torch.bfloat16 and not build.load(build.RAGGED).has_bf16() else None
     if reason is not None:
         raise WrongUse(f"ragged attention cannot run: {reason}; use bmm or sdpa")
 
