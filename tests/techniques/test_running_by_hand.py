@@ -174,7 +174,7 @@ def test_the_recipe_may_ask_for_other_kernels_or_for_one_call(slow: Facts, monke
     assert (kernels(small(slow), "cpp"), kernels(slow, "one_call"), kernels(slow, "cpp")) == ("cpp", "one_call", "cpp")
     saved = ask_anew("saved_activations", slow, with_kernels("one_call"))
     assert isinstance(saved, Refusal)
-    assert "memory of its own" in saved.because
+    assert "nothing of it is recomputed" in saved.because
 
 
 def test_a_run_of_blocks_in_one_call_learns_the_same() -> None:

@@ -208,7 +208,7 @@ class FusedBlocks(Technique):
                     build.load(source)
             except build.CannotBuild as error:
                 small = self.kernels == "one_call"           # so that no compiled code pays
-                cure = "off" if small else "kernels=compiled takes torch's compiler"
+                cure = "off trains without it" if small else "kernels=compiled takes torch's compiler"
                 raise CannotBuild(f"fused_blocks: its kernel could not be compiled: {error}; "
                                   f"techniques.fused_blocks{'=' if small else '.'}{cure}",
                                   None if small else replace(self, kernels="compiled", ahead=True)) from None

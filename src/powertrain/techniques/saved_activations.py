@@ -65,8 +65,8 @@ class SavedActivations(Technique):
             return cls.refuse(Why.DOES_NOT_APPLY, "this needs fused_blocks, which is off", cure=("techniques.fused_blocks=on",),
                               rival="fused_blocks")
         if run.decided.one_call:
-            return cls.refuse(Why.DOES_NOT_APPLY, "a block in one call keeps what it needs in memory of its own",
-                              cure=("techniques.fused_blocks.kernels=cpp",), rival="fused_blocks")
+            return cls.refuse(Why.DOES_NOT_APPLY, "a block in one call keeps all that it needs: nothing of it is "
+                              "recomputed or offloaded", cure=("techniques.fused_blocks.kernels=cpp",), rival="fused_blocks")
         plain = run.one_example()
         need, tokens = run.need(plain), plain.block
         shown = f"one example of {tokens:,} tokens needs {need}"

@@ -16,13 +16,12 @@ from powertrain.models.decoder import Block
 from powertrain.models.kernels.attention import Attention, ragged_attention
 from powertrain.models.kernels.build import BLOCK, load
 from powertrain.models.kernels.frozen import compute_dtype
+from powertrain.models.kernels.fused.block import LINEARS
 from powertrain.models.kernels.ragged.attention import DTYPES, check, documents_of
 from powertrain.models.kernels.rows.parts import ADDRESS, INTEGER, NormOf, passed
 from powertrain.models.model import Rotary
 from powertrain.records import WrongUse
 from powertrain.shapes import one_call_bytes, one_call_saved
-
-LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
 
 
 class Shape(ctypes.Structure):
@@ -115,39 +114,31 @@ class OneCall:
         numbers, statistics = one_call_saved(self.block.config, tokens)
         return torch.empty(numbers, dtype=dtype), torch.empty(statistics)
 
-    def workspaces(self, tokens: int, dtype: torch.dtype) -> tuple[int, int]:
-        """Return the bytes that the forward and the backward pass work in."""
-        return one_call_bytes(self.block.config, tokens, dtype.itemsize)
-
 
 class _OneCall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, block: OneCall, tables: Rotary | None, lengths: tuple[int, ...], dtype: torch.dtype,
                 *trained: Tensor) -> Tensor:
         x = x.float().contiguous()
-        pointed_to = tables, documents_of(lengths)
-        out, saved, shape = torch.empty_like(x), block.saved(len(x), dtype), block.shape(len(x), *pointed_to)
-        weights, kept = block.weights()
-        forward, _ = block.workspaces(len(x), dtype)
+        documents, (weights, scales) = documents_of(lengths), block.weights()
+        out, saved, shape = torch.empty_like(x), block.saved(len(x), dtype), block.shape(len(x), tables, documents)
+        forward, backward = one_call_bytes(block.block.config, len(x), dtype.itemsize)
         _call("forward", dtype, shape, weights, x, out, *saved, torch.empty(forward, dtype=torch.uint8), forward)
-        del kept
-        ctx.saved = block, dtype, shape, saved, pointed_to
+        ctx.kept = block, dtype, shape, weights, saved, backward, (tables, documents, scales)    # the last: what is pointed to
         return out
 
     @staticmethod
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.saved is None:
+        if ctx.kept is None:
             raise RuntimeError("a block frees what its backward pass has used, so that pass runs only once")
-        (block, dtype, shape, saved, pointed_to), ctx.saved = ctx.saved, None
+        (block, dtype, shape, weights, saved, backward, pointed_to), ctx.kept = ctx.kept, None
         given = given.float().contiguous()
         dx, found = torch.empty_like(given), {id(x): torch.empty_like(x) for x in block.trained}
         gradients = Gradients(*(Pair(*_addresses(found[id(module.weight)], None if module.bias is None else
                                                  found[id(module.bias)])) for module in block.modules))
-        weights, kept = block.weights()
-        _, backward = block.workspaces(len(dx), dtype)
         _call("backward", dtype, shape, weights, given, dx, *saved, torch.empty(backward, dtype=torch.uint8), backward,
               gradients)
-        del kept, pointed_to
+        del pointed_to
         return dx, None, None, None, None, *found.values()
 
 
