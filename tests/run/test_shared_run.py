@@ -31,7 +31,7 @@ WORLD, STEPS = 2, 11
 CASES = ("whole", "signal", "memory", "room", "skip", "rewind")
 WORDS_OF = {"skip": ["on_nan=skip"], "rewind": ["on_nan=rewind", "max_skipped_steps=0"]}
 REFUSED = {"data": "data", "recipe": "learning_rate", "version": "version of torch"}     # what differs -> its name
-WORDS = [*TINY, "model.dropout=0", "sample.tokens=0"]
+WORDS = [*TINY, "model.dropout=0", "sample.tokens=0", "techniques.bf16=off"]
 
 
 def prepared_in(folder: Path, cache: Path, source: Path) -> Prepared:
@@ -181,7 +181,7 @@ def test_processes_that_share_a_run_learn_what_one_learns(shared: tuple[Path, li
         run(part)
     alone, together = ([event.loss for event in events_of(folder, case) if isinstance(event, (Step, Evaluated))]
                        for case in ("alone", "whole"))
-    assert together == pytest.approx(alone, rel=1e-4)    # the same terms in another order, over eleven updates
+    assert together == pytest.approx(alone, rel=1e-6)    # the same terms in another order, over eleven updates
     for name, weight in found[0]["whole"]["weights"].items():
         assert torch.equal(weight, found[1]["whole"]["weights"][name])
 
