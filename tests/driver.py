@@ -150,13 +150,13 @@ def _plant(place: str, number: int) -> None:
     from powertrain.training import checkpoint, loop, ranks
 
     if place in ("step", "signal", "fork"):
-        original = part.train
+        original, writing = part.train, _written_beside()
 
         def train(*arguments: Any) -> Any:
             for result in original(*arguments):
                 if result.step == number:
-                    for writer in (one for one in threading.enumerate() if one.name == checkpoint.WRITER):
-                        writer.join()        # a save of an earlier step is over
+                    for save in writing:
+                        save.finish()        # a save of an earlier step is over
                     if place == "fork" and os.fork() == 0:
                         time.sleep(60)
                         os._exit(0)
@@ -203,6 +203,21 @@ def _plant(place: str, number: int) -> None:
         session.save_model = _on_a_full_disk(session.save_model, from_call=1)
     elif place == "full":
         checkpoint.write_file = _on_a_full_disk(checkpoint.write_file, from_call=number)
+
+
+def _written_beside() -> list[Any]:
+    """Return a list that each write of a checkpoint beside the training joins from now on."""
+    from powertrain.training import checkpoint
+
+    begun: list[Any] = []
+
+    class Noted(checkpoint.Beside):
+        def __init__(self, do: Callable[[], None]) -> None:
+            super().__init__(do)
+            begun.append(self)
+
+    checkpoint.Beside = Noted  # type: ignore[misc]
+    return begun
 
 
 def _counted_from_here(save: Callable[..., None], number: int) -> Callable[..., None]:
@@ -273,14 +288,12 @@ def _on_a_full_disk(function: Callable[..., Any], from_call: int) -> Callable[..
 
 def _killed_while_writing(train: Callable[..., Any], write: Callable[..., Any], number: int) -> tuple[Callable[..., Any], ...]:
     """`train` and `write_file`: the process kills itself after the step beside which the `number`-th file is half written."""
-    from powertrain.training import checkpoint
-
-    calls, half_written = itertools.count(1), threading.Event()
+    writing, calls, half_written = _written_beside(), itertools.count(1), threading.Event()
 
     def steps(*arguments: Any) -> Any:
         for result in train(*arguments):
-            for writer in (one for one in threading.enumerate() if one.name == checkpoint.WRITER):
-                while writer.is_alive() and not half_written.wait(0.01):        # however slow it is beside other tests
+            for save in writing:
+                while save.is_running and not half_written.wait(0.01):        # however slow it is beside other tests
                     pass
             if half_written.is_set():
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import _thread
 import builtins
 import errno
 import fcntl
@@ -23,7 +24,7 @@ from powertrain.records import RunFailed, WrongUse
 from powertrain.records.checkpoints import FILES, MANIFEST, clear_leftovers, keep_only, newest_checkpoint, what_is_wrong
 from powertrain.records.priority import LOWER
 from powertrain.training import stored
-from powertrain.training.checkpoint import WRITER, Save, load_checkpoint, save_checkpoint, slabs_for
+from powertrain.training.checkpoint import Save, load_checkpoint, save_checkpoint, slabs_for
 from powertrain.training.loop import State, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
@@ -351,7 +352,9 @@ def test_only_the_thread_that_writes_beside_the_training_has_a_lower_priority(
     save_checkpoint(tmp_path / "at once", state)
     assert set(seen) == {own}
     seen.clear()
-    Save(tmp_path, state).finish()
+    save = Save(tmp_path, state)
+    assert save.beside.done.wait(60)
+    save.finish()
     assert set(seen) == {max(own, LOWER)}
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
@@ -377,8 +380,7 @@ def test_a_write_beside_the_training_that_fails_is_raised_and_leaves_nothing(
 
 def test_a_checkpoint_written_beside_is_published_without_any_further_call(state: State, tmp_path: Path) -> None:
     save = Save(tmp_path, state)
-    for thread in (one for one in threading.enumerate() if one.name == WRITER):
-        thread.join(60)
+    assert save.beside.done.wait(60)
     assert newest_checkpoint(tmp_path) == (save.path, [])
     assert save.is_written()
     assert save.finish() == save.path
@@ -386,13 +388,29 @@ def test_a_checkpoint_written_beside_is_published_without_any_further_call(state
 
 def test_without_memory_for_a_thread_the_copy_is_written_by_the_training(
         make_setup: MakeSetup, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(thread: threading.Thread) -> None:
+    def no_room(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", no_room)
+    monkeypatch.setattr(_thread, "start_new_thread", no_room)
     before = bytes_of(state)
     save = Save(tmp_path, state)
     assert save.is_written()                 # so that the run calls `finish` after the next step
+    load_checkpoint(save.finish(), other := new_state(make_setup(), 0.1))
+    assert bytes_of(other) == before
+
+
+def test_a_thread_that_dies_before_it_writes_holds_nothing_up(
+        make_setup: MakeSetup, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    died = threading.Event()
+
+    def no_memory() -> None:
+        died.set()
+        raise MemoryError
+
+    monkeypatch.setattr("powertrain.training.beside.lower_thread", no_memory)
+    before = bytes_of(state)
+    save = Save(tmp_path, state)
+    assert died.wait(60)
     load_checkpoint(save.finish(), other := new_state(make_setup(), 0.1))
     assert bytes_of(other) == before
 

@@ -13,7 +13,6 @@ gives the same state other bytes each time, and loads without an error where a s
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from powertrain.records import WrongUse
 from powertrain.records.checkpoints import ABOUT, FILES, FORMAT, MANIFEST, PLACES, SHARDED_FORMAT, files_of, shard_name
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.records.json_files import read_json
-from powertrain.records.priority import lower_thread
+from powertrain.training.beside import Beside
 from powertrain.training.guard import Guard
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
@@ -39,7 +38,6 @@ from powertrain.training.stored import Stored, as_safetensors, write_file
 T = TypeVar("T")
 Parts = Mapping[str, tuple[Tensor, Cut | None]]      # name -> what this process has of a tensor
 Files = dict[str, Iterable[bytes | memoryview]]          # name -> content
-WRITER = "checkpoint writer"                 # the name of its thread
 
 
 def save_checkpoint(folder: Path, state: State, ranks: Ranks = ALONE) -> Path:
@@ -70,7 +68,7 @@ class Save:
         self._failed: BaseException | None = None
         self._entries: dict[str, Any] = {}
         self._write: Callable[[], None] | None = None
-        self._writer: threading.Thread | None = None
+        self.beside: Beside | None = None
         self._copying: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if self._published:
             return
@@ -82,7 +80,7 @@ class Save:
             raise
 
     def _stage(self, state: State, beside: bool, about: Mapping[str, Any] | None) -> None:
-        """Take what this process writes, and with `beside` copy it and start the thread that writes it."""
+        """Take what this process writes, and with `beside` copy it and let a thread write it."""
         on_gpu = beside and any(parameter.is_cuda for parameter in state.model.parameters())
         if on_gpu:
             timed = partial(torch.cuda.Event, enable_timing=True)
@@ -94,18 +92,11 @@ class Save:
             files[ABOUT] = [json.dumps(about, indent=1).encode()]
         if self._copying:
             self._copying[1].record()
-        self._write = partial(self._write_files, files)
+        write = partial(self._write_files, files)
         if beside:
-            writer = threading.Thread(target=self._write_beside, args=[files], name=WRITER)
-            try:
-                writer.start()
-            except RuntimeError:             # no memory for its stack: `finish` writes the copy
-                return
-            self._writer, self._write = writer, None     # the thread alone holds the copy, until the copy is written
-
-    def _write_beside(self, files: Files) -> None:
-        lower_thread()
-        self._write_files(files)
+            self.beside = Beside(write)      # which alone holds the copy, until the copy is written
+        else:
+            self._write = write
 
     def _write_files(self, files: Files) -> None:
         try:
@@ -123,7 +114,7 @@ class Save:
 
     def is_written(self) -> bool:
         """Return whether every process has written its files, or failed to. All processes ask together."""
-        return not self._ranks.total(int(self._writer is not None and self._writer.is_alive()))[0]
+        return not self._ranks.total(int(self.beside is not None and self.beside.is_running))[0]
 
     @property
     def copying_s(self) -> float:
@@ -150,8 +141,8 @@ class Save:
         if self._write is not None:
             self._write()
             self._write = None
-        if self._writer is not None:
-            self._writer.join()
+        if self.beside is not None:
+            self.beside.finish()
         if self._failed is not None:
             raise self._failed
 
