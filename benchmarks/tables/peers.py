@@ -65,10 +65,13 @@ def _prepared(study: Study) -> list[tuple[str, ...]]:
 def _started(study: Study) -> list[tuple[str, ...]]:
     found = study["findings"]["to_first_step"]
     theirs = found["peer"]["median"]
-    return [(f"from the command to the first step of LoRA, {kind} caches", "TRL", f"{theirs:.1f} s",
-             f"{times(found[kind], '.1f')} s",
-             _ratio(_watched(study), f"{theirs / found[kind]['median']:.2f}", NOT_WATCHED), folder_of(study))
-            for kind in ("warm", "cold")]
+    of_recipes = [(f"from the command to the first step of the recipe `{kind}`, warm caches", "", "",
+                   f"{times(found[kind], '.1f')} s", "", folder_of(study))
+                  for kind in found if kind not in ("warm", "cold", "peer")]
+    return [*((f"from the command to the first step of LoRA, {kind} caches", "TRL", f"{theirs:.1f} s",
+               f"{times(found[kind], '.1f')} s",
+               _ratio(_watched(study), f"{theirs / found[kind]['median']:.2f}", NOT_WATCHED), folder_of(study))
+              for kind in ("warm", "cold")), *of_recipes]
 
 
 def _written(study: Study) -> list[tuple[str, ...]]:

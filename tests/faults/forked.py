@@ -169,7 +169,6 @@ def _wait(child: int, within_s: float, signals: Sequence[tuple[float, int]] = ()
 def main() -> None:
     """Fork a command for each line of standard input."""
     import torch
-    import torch._dynamo  # which the first optimizer loads
 
     torch.set_num_threads(1)
     import powertrain.audit.audit

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,18 @@ def data(tmp_path: Path) -> Path:
 
 def losses(run: Path) -> list[tuple[int, float, float]]:
     return [(e.step, e.loss, e.grad_norm) for e in read_events(run / "events.jsonl") if isinstance(e, Step)]
+
+
+@pytest.mark.parametrize("words", ["method=lora", "method=lora lora.dropout=0 techniques.fused_blocks.kernels=cpp",
+                                   "method=full", "method=full optimizer=muon"])
+def test_a_run_that_compiles_nothing_imports_neither_the_compiler_nor_transformers(
+        words: str, base: Path, data: Path, cache: Path, tmp_path: Path) -> None:
+    code = ("import sys\nfrom powertrain.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n"
+            "    assert not end.code\n    assert not {'torch._dynamo', 'sympy', 'transformers'} & set(sys.modules)")
+    train = ["train", f"model.path={base}", f"data={data}", *QUICK, *words.split(), "--output", "run"]
+    done = subprocess.run([sys.executable, "-c", code, *train], cwd=tmp_path, capture_output=True, text=True, check=False,
+                          env={**os.environ, "POWERTRAIN_CACHE": str(cache)})
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("words", [["method=lora"], ["method=qlora"], ["method=full"],

@@ -1,8 +1,11 @@
 """What commands share: arguments and options, the cache folder, lines of progress, and times such as 10m."""
 
+import contextlib
+import gc
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +51,17 @@ def cache_folder() -> Path:
     if named := os.environ.get("POWERTRAIN_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "powertrain"
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage while modules are loaded, and never among what they have made: torch's objects are many, and stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def say(text: str) -> None:

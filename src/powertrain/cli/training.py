@@ -17,7 +17,7 @@ import typer
 
 from powertrain.cli import output as screen
 from powertrain.cli.continuing import go_back_to, run_to_continue
-from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say, tell
+from powertrain.cli.options import Alert, Gpus, Json, Machine, Processes, Words, cache_folder, say, tell, uncollected
 from powertrain.cli.streams import OutputGone
 from powertrain.cli.tracking import begin_following, say_missing
 from powertrain.cli.watching import Watcher, print_result
@@ -73,9 +73,10 @@ def train(words: Words = None,
     if place is None and processes > 1:
         return _start_processes(words, folder, output, processes, from_step, as_json=as_json, quiet=quiet, alert=told)
 
-    from powertrain.launch.group import joined_group
-    from powertrain.run.folder import is_complete
-    from powertrain.run.session import exit_code, run  # torch is loaded from here on
+    with uncollected():
+        from powertrain.launch.group import joined_group
+        from powertrain.run.folder import is_complete
+        from powertrain.run.session import exit_code, run  # torch is loaded from here on
 
     warn: Say = say
     if place is not None and place.rank > 0:

@@ -39,9 +39,7 @@ from powertrain.training.loop import StepResult, measured_step_bytes, new_state,
 from powertrain.training.memory import is_out_of_memory, peak_memory_bytes
 from powertrain.training.schedule import Schedule
 
-# torch's optimizers import its compiler; where there is CUDA nobody promises that importing that leaves CUDA alone, and a
-# process forked after CUDA was looked at can never use it
-PRELOADED = ["powertrain.evidence.worker", *([] if torch.version.cuda else ["torch._dynamo"])]
+PRELOADED = ["powertrain.evidence.worker"]
 GRACE_S = 2.0                                # for a process that is told to end; then it is made to
 FIRST = "first.safetensors"                  # weights before the first step
 FOREVER = 10**9                              # steps: the parent says when it is enough
@@ -135,7 +133,7 @@ class Runner:
     """One arm's setup and state, which takes steps with a constant learning rate."""
 
     def __init__(self, order: Order):
-        for module in ("torch._dynamo", *order.preload):         # the first optimizer would import it, at the plan's expense
+        for module in order.preload:
             importlib.import_module(module)
         prepared, building_s = _timed_building(_prepare(order))
         began = time.perf_counter()

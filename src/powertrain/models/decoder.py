@@ -146,9 +146,9 @@ class Decoder(Model):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, self.base = config, ""
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.embedding = _embedding(config.vocabulary, config.width)
         learned = config.positions == "learned"
-        self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
+        self.position_embedding = _embedding(config.context, config.width) if learned else None
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.layers))
         self.norm = Norm(config.width, config)
         self.head = None if config.tied_head else nn.Linear(config.width, config.classes, bias=False)
@@ -319,3 +319,9 @@ def yarn_frequencies(slowness: Tensor, base: float, scaling: RotaryScaling) -> T
     span = last - first or 0.001
     kept = 1 - torch.clamp((torch.arange(pairs, dtype=torch.float32, device="cpu") - first) / span, 0, 1)
     return 1.0 / (scaling.factor * slowness) * (1 - kept) + 1.0 / slowness * kept
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """Return an embedding. On the meta device its weights are not drawn: torch imports for a second before it does that."""
+    weight = torch.empty(rows, width)
+    return nn.Embedding(rows, width, _weight=weight if weight.is_meta else None)

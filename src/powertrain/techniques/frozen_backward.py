@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
     from powertrain.training.setup import Setup
-
-LOOKED_AT = 32               # examples, of which the shortest is tried
 
 
 @dataclass(frozen=True)
@@ -73,24 +70,15 @@ class FrozenBackward(Technique):
         return replace(setup, run_block=RecordedFrom(setup.run_block, self.first))
 
     def confirm(self, setup: Setup) -> None:
-        """Differentiate the loss of one short example, and check which weights have a gradient."""
+        """Check which weights get a gradient from a pass of few tokens."""
         found = find_runner(setup.run_block, RecordedFrom)
         if found is None or found.first != self.first:
             raise NotApplied(f"frozen_backward: blocks are run by {name_of(setup.run_block)}, not recorded from block "
                              f"{self.first} on")
-        recorded: list[int] = []
-        few = [setup.examples[i] for i in range(min(LOOKED_AT, len(setup.examples)))]
-        batch = setup.batch_of([min(few, key=lambda example: example.tokens)]).to(setup.device)
-        with ExitStack() as watching:
-            for index, block in enumerate(setup.model.get_submodule("blocks").children()):
-                watching.enter_context(block.register_forward_hook(
-                    lambda module, inputs, output, index=index: recorded.append(index) if output.requires_grad else None))
-            setup.batch_loss(batch).backward()  # type: ignore[no-untyped-call]
         wrong = [name for name, parameter in setup.model.named_parameters()
-                 if (parameter.grad is not None) != parameter.requires_grad]
-        setup.model.zero_grad(set_to_none=True)
+                 if (name in setup.trial.given) != parameter.requires_grad]
         if wrong:
             raise NotApplied(f"frozen_backward: {len(wrong)} weights have a gradient and are not trained, or the reverse, such "
                              f"as {wrong[0]}")
-        if recorded and min(recorded) < self.first:
-            raise NotApplied(f"frozen_backward: block {min(recorded)} is recorded, which lies below block {self.first}")
+        if (lowest := min(setup.trial.recorded, default=self.first)) < self.first:
+            raise NotApplied(f"frozen_backward: block {lowest} is recorded, which lies below block {self.first}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.cost.estimate import COMPILER_PARTS
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels import build
-from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why, WrongUse
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why, WrongUse
 from powertrain.shapes import EIGHT_BIT
 from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from powertrain.models.kernels.fused.block import HandWritten
     from powertrain.models.kernels.fused.parts import Parts
     from powertrain.models.model import Rotary
-    from powertrain.training.setup import Setup
+    from powertrain.training.setup import Setup, Trial
 
 # four functions by torch's compiler, nothing cached. On a CPU into libraries, which later runs load: cold starts less warm ones
 # of study 2026-11-22_bench-start; on a GPU a guess
@@ -233,7 +233,7 @@ class FusedBlocks(Technique):
         return replace(setup, run_block=ByHand(tuple(HandWritten(block, functions) for block in blocks)))
 
     def confirm(self, setup: Setup) -> None:
-        """Compile by one forward and backward pass of a few tokens; each block that trains must be recorded as one function."""
+        """Look at a pass of few tokens: each block that trains must be recorded as one function."""
         found = setup.run_block
         while not isinstance(found, ByHand) and hasattr(found, "inner"):
             if getattr(found, "recomputes", False):
@@ -241,16 +241,9 @@ class FusedBlocks(Technique):
             found = found.inner
         if not isinstance(found, ByHand):
             raise NotApplied(f"fused_blocks: blocks are run by {name_of(setup.run_block)}")
-        from powertrain.models.decoder import Decoder
-        from powertrain.models.kernels.fused.compiled import settle, tokens_to_divide
-
-        assert isinstance(setup.model, Decoder)
-        few = setup.few_tokens(tokens_to_divide(setup.model.config.width))
-        node = "_OneCallBackward" if self.kernels == "one_call" else "_BlockBackward"
-        recorded = _try(setup, few, node)
         functions = getattr(found.blocks[0], "functions", None)              # one call has none
-        if functions is not None and settle(vars(functions).values(), ahead=self.ahead):
-            recorded = _try(setup, few, node)
+        trial = self._settled(setup, functions) if self.kernels == "compiled" else setup.trial
+        recorded = trial.nodes["_OneCallBackward" if self.kernels == "one_call" else "_BlockBackward"]
         training = [block for block in found.blocks if block.trained]
         if recorded < len(training):
             raise NotApplied(f"fused_blocks: {recorded} of {len(training)} blocks that train are recorded as one function")
@@ -263,14 +256,15 @@ class FusedBlocks(Technique):
         elif not all(getattr(part, "is_compiled", False) for part in parts):
             raise NotApplied("fused_blocks: nothing was compiled; torch fell back to running the parts as they are")
 
+    def _settled(self, setup: Setup, functions: Any) -> Trial:
+        """Return what a pass of few tokens shows once `functions` are compiled, which the first such pass begins."""
+        from powertrain.models.decoder import Decoder
+        from powertrain.models.kernels.fused.compiled import settle, tokens_to_divide
 
-def _try(setup: Setup, few: Batch, node: str) -> int:
-    """Run one pass forward and backward, and return how many blocks were recorded as such a node of the graph."""
-    loss = setup.batch_loss(few.to(setup.device))
-    recorded = _nodes_recorded(loss, node)
-    loss.backward()  # type: ignore[no-untyped-call]
-    setup.model.zero_grad(set_to_none=True)
-    return recorded
+        assert isinstance(setup.model, Decoder)
+        few = setup.few_tokens(tokens_to_divide(setup.model.config.width))
+        trial = setup.try_pass(few)
+        return setup.try_pass(few) if settle(vars(functions).values(), ahead=self.ahead) else trial
 
 
 def _cpp_parts(setup: Setup) -> Parts:
@@ -299,16 +293,3 @@ def _in_one_call(model: Decoder) -> tuple[OneCall, ...]:
         return tuple(OneCall(block) for block in model.blocks)  # type: ignore[arg-type]
     except WrongUse as error:
         raise NotApplied(f"fused_blocks: {error}; use techniques.fused_blocks.kernels=cpp") from error
-
-
-def _nodes_recorded(loss: Tensor, name: str) -> int:
-    """Return how many nodes of this name the graph of the loss has."""
-    seen, open_nodes, count = set(), [loss.grad_fn], 0
-    while open_nodes:
-        node = open_nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        count += node.name() == name
-        open_nodes += [following for following, _ in node.next_functions]
-    return count

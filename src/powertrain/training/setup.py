@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +113,14 @@ def run_eagerly(setup: Setup, batch: Batch, units: float, scaler: torch.amp.Grad
     return {name: value.detach() for name, value in means.items()}
 
 
+class Trial(NamedTuple):
+    """What a pass, forward and backward, has shown."""
+
+    nodes: Counter[str]                      # of the loss's graph, by name
+    recorded: frozenset[int]                 # blocks, called as modules, whose output has a gradient
+    given: frozenset[str]                    # weights that got a gradient
+
+
 @dataclass(frozen=True)
 class Setup:
     model: Model                             # on `device`; what is trained in it is fp32
@@ -186,9 +196,29 @@ class Setup:
         """Return a small pass on the device, the same in every process, for one that has fewer passes than the others."""
         return dataclasses.replace(self, ranks=ALONE).few_tokens(1).to(self.device)
 
-    def few_tokens(self, at_least: int) -> Batch:
-        """Return a small pass for compiling and profiling, of the first step's shortest examples, two or more."""
-        return self.passes(_reaching(sorted(self.examples_of(0), key=lambda example: example.tokens), at_least, examples=2))[0]
+    def few_tokens(self, at_least: int, *, examples: int = 2) -> Batch:
+        """Return a small pass for compiling and profiling, of the first step's shortest examples, so many or more."""
+        ordered = sorted(self.examples_of(0), key=lambda example: example.tokens)
+        return self.passes(_reaching(ordered, at_least, examples=examples))[0]
+
+    def try_pass(self, few: Batch) -> Trial:
+        """Train on a small pass, without an update, and leave no gradient behind."""
+        recorded: set[int] = set()
+        with contextlib.ExitStack() as watching:
+            for index, block in enumerate(self.model.get_submodule("blocks").children()):
+                watching.enter_context(block.register_forward_hook(
+                    lambda module, inputs, output, index=index: recorded.add(index) if output.requires_grad else None))
+            loss = self.batch_loss(few.to(self.device))
+        nodes = _nodes_of(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        given = frozenset(name for name, parameter in self.model.named_parameters() if parameter.grad is not None)
+        self.model.zero_grad(set_to_none=True)
+        return Trial(nodes, frozenset(recorded), given)
+
+    @functools.cached_property
+    def trial(self) -> Trial:
+        """Return what a pass of the first step's shortest example has shown, for all techniques that want to know."""
+        return self.try_pass(self.few_tokens(1, examples=1))
 
     def try_out(self, tokens: int) -> None:
         """Run the blocks forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""
@@ -248,6 +278,17 @@ def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Se
                  train_batch_size=train_batch_size, seed=seed, micro_batch=train_batch_size, arrange=in_order, collate=collate,
                  loader=load_when_needed, attention=math_attention, run_block=run_plainly, loss=token_loss,
                  precision=Precision(), optimizer=optimizer, objective=objective, order=order, code=code)
+
+
+def _nodes_of(loss: Tensor) -> Counter[str]:
+    """Return how many nodes of each name the graph of the loss has."""
+    seen, open_nodes = set(), [loss.grad_fn]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            open_nodes += [following for following, _ in node.next_functions]
+    return Counter(node.name() for node in seen)
 
 
 def _reaching(ordered: Sequence[Example], tokens: int, *, examples: int = 1) -> Sequence[Example]:

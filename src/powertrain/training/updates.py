@@ -12,6 +12,7 @@ must not leave weights out.
 """
 
 import contextlib
+import inspect
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,16 @@ LEAST_NORM = 1e-6                            # added to the norm, as torch.nn.ut
 
 class RunOptimizer(torch.optim.Optimizer):
     """An optimizer of a run. A subclass has torch's update, and these steps around it."""
+
+    # torch's wrappers of these and of `step` keep its compiler out, and import it for that, which takes most of a second
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update every weight that has a gradient, as the class beneath does."""
+        beneath: Any = super().step
+        return inspect.unwrap(beneath.__func__)(self, closure)
 
     def gather(self) -> None:
         """Put the gradients of a step where the update reads them."""
@@ -157,9 +168,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
         others = [group for group in self.param_groups if not group["hidden"]]
         self._parts: list[torch.optim.Optimizer] = []
         if hidden:
-            self._parts.append(torch.optim.Muon(hidden, lr=lr, **settings))
+            self._parts.append(for_runs("Muon")(hidden, lr=lr, **settings))
         if others:
-            self._parts.append(torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, foreach=False))
+            self._parts.append(for_runs("AdamW")(others, lr=lr, betas=betas, eps=eps, foreach=False))
         for part in self._parts:
             part.state = self.state
 

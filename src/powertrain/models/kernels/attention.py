@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends import cuda
 
-from powertrain.models.kernels.bmm import bmm_forward
-from powertrain.models.kernels.ragged.attention import ragged_forward
+from powertrain.models.kernels import bmm
+from powertrain.models.kernels.ragged import attention as ragged
 from powertrain.records import WrongUse
 from powertrain.shapes import fused_attention, gpu_attention
 
@@ -114,7 +114,7 @@ def bmm_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, 
     if q.device.type != "cpu" or q.element_size() not in (2, 4):
         raise WrongUse(f"bmm attention is laid out for the CPU's caches in fp32 or bf16, and got {q.dtype} on "
                        f"{q.device.type}; use sdpa there")
-    out: Tensor = bmm_forward(q, k, v, lengths, dropout, window, scale)[0]
+    out: Tensor = bmm.attend(q, k, v, lengths, dropout, window, scale)[0]
     return out
 
 
@@ -122,7 +122,7 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], 
                      window: int | None, scale: float) -> Tensor:
     """Compute our own flash attention, on the CPU. Raises WrongUse elsewhere, and for types and widths it does not have."""
     del layer
-    out: Tensor = ragged_forward(q, k, v, lengths, dropout, window, scale)[0]
+    out: Tensor = ragged.attend(q, k, v, lengths, dropout, window, scale)[0]
     return out
 
 

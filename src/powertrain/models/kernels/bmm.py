@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from powertrain.shapes import Chunk, Tile, count_weights, plan_chunks
 
@@ -93,7 +94,6 @@ def as_numbers(kept: Tensor) -> Tensor:
     return kept.view(torch.uint8)
 
 
-@torch.library.custom_op("powertrain::bmm_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def bmm_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
                 scale: float) -> tuple[Tensor, Tensor]:
     """Return the mixed values (T, H, D) of q (T, H, D), k and v (T, K, D), and which weights dropout kept, as one flat row."""
@@ -118,7 +118,6 @@ def bmm_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout
         return (out.div_(1 - dropout) if dropout else out), kept
 
 
-@torch.library.custom_op("powertrain::bmm_attention_backward", mutates_args=())
 def bmm_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, lengths: Sequence[int],
                  dropout: float, window: int | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v. The weights are computed again, tile by tile."""
@@ -170,32 +169,50 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.add_(torch.bmm(left, right))
 
 
-def differentiate(forward: Any, backward: Any, saved: slice = slice(None)) -> None:
-    """Make `backward` the gradient of an attention operator: both are operators of q, k, v, and four numbers behind them.
+def differentiable(name: str, forward: Any, backward: Any, results: Any, saved: slice = slice(None)) -> Any:
+    """Return `forward` with `backward` as its gradient: an attention of q, k, v, and four more arguments without gradients.
 
-    `backward` gets the gradient, q, k, v, and then those results of `forward` that `saved` selects.
+    `backward` gets the gradient, q, k, v, and then those results of `forward` that `saved` selects. torch's compiler and what
+    watches operators, as selective checkpointing does, get operators of this name; `results` tells their shapes. For others
+    they would import the compiler, which takes most of a second, and take longer for each call.
     """
+    seeded = (torch.Tag.nondeterministic_seeded,)
+    operator = torch.library.custom_op(f"powertrain::{name}", forward, mutates_args=(), tags=seeded)
+    back = torch.library.custom_op(f"powertrain::{name}_backward", backward, mutates_args=())
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         q, k, v, *ctx.rest = inputs
         ctx.save_for_backward(q, k, v, *output[saved])
 
     def gradients(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (*backward(gradient, *ctx.saved_tensors, *ctx.rest), None, None, None, None)
+        call = back if _are_watched() else backward
+        return (*call(gradient, *ctx.saved_tensors, *ctx.rest), None, None, None, None)
 
-    def shapes(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient_shapes(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
-    forward.register_autograd(gradients, setup_context=remember)
-    backward.register_fake(shapes)
+    operator.register_fake(results)
+    operator.register_autograd(gradients, setup_context=remember)
+    back.register_fake(gradient_shapes)
+    called: Any = type(name, (torch.autograd.Function,), {
+        "forward": staticmethod(forward), "setup_context": staticmethod(remember), "backward": staticmethod(gradients)})
+
+    def attend(*arguments: Any) -> Any:
+        return operator(*arguments) if _are_watched() else called.apply(*arguments)
+
+    return attend
 
 
-@bmm_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
-      scale: float) -> tuple[Tensor, Tensor]:
+def _are_watched() -> bool:
+    """Return whether something sees each operator that is called now, and may run another one for it."""
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+
+
+def _results(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
+             scale: float) -> tuple[Tensor, Tensor]:
     chunks = plan_chunks(tuple(lengths), q.shape[1], window, q.element_size())
     kept = q.new_empty(count_weights(chunks, q.shape[1]) if dropout else 0, dtype=torch.bool)
     return q.new_empty(q.shape), kept
 
 
-differentiate(bmm_forward, bmm_backward, saved=slice(1, None))
+attend = differentiable("bmm_attention", bmm_forward, bmm_backward, _results, saved=slice(1, None))

@@ -167,7 +167,10 @@ class HandWritten:
             return None, *self.gradients(None, left)
         if self.saving is not None:
             self.saving.bring_entered(saved, self.enter_weights(saved.copies, saved.dtype))
-        dheads = torch.autograd.grad(saved.mixed, saved.heads, left.mixed.view_as(saved.mixed))
+        with torch.enable_grad():
+            given: Tensor = _Given.apply(saved.mixed, left.mixed.view_as(saved.mixed))  # type: ignore[no-untyped-call]
+        dheads = torch.autograd.grad(given, saved.heads)
+        del given
         del saved.mixed, saved.heads
         functions = self.functions
         enter_back = functions.enter_back if wanted.input or wanted.weights else functions.enter_back_of_first
@@ -229,6 +232,19 @@ class HandWritten:
 def draw_seed(device: torch.device) -> Tensor:
     """Draw a seed: () int32, any value that the type has."""
     return torch.empty((), dtype=torch.int64, device=device).random_(-2**31, 2**31).to(torch.int32)
+
+
+class _Given(torch.autograd.Function):
+    """A zero whose gradient for x is `gradient`. torch.autograd.grad imports sympy, for 0.3 s, where it is given a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
 
 
 class _Block(torch.autograd.Function):

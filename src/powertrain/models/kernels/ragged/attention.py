@@ -1,4 +1,4 @@
-"""The kernel as operators of torch; see attention.h for what it computes and how.
+"""The kernel as a function and as an operator of torch; see attention.h for what it computes and how.
 
 It reads queries, keys and values where they lie, takes documents as they are, and keeps of the forward pass its result and
 a number per row and head. Which weights dropout keeps is a function of a seed, made again in the backward pass.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from powertrain.models.kernels import build
-from powertrain.models.kernels.bmm import differentiate
+from powertrain.models.kernels.bmm import differentiable
 from powertrain.records import WrongUse
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -30,7 +30,6 @@ class Problem(ctypes.Structure):
                 ("scale", ctypes.c_float), ("dropout", ctypes.c_float), ("seed", ctypes.c_uint64)]
 
 
-@torch.library.custom_op("powertrain::ragged_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def ragged_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
                    scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return for q (T, H, D), k and v (T, K, D) the mixed values (T, H, D), the logs of the rows' sums (T, H), and a seed.
@@ -47,7 +46,6 @@ def ragged_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], drop
     return out, sums, seed
 
 
-@torch.library.custom_op("powertrain::ragged_attention_backward", mutates_args=())
 def ragged_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, seed: Tensor,
                     lengths: Sequence[int], dropout: float, window: int | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
@@ -97,10 +95,9 @@ def documents_of(lengths: tuple[int, ...]) -> tuple[Any, Any]:
     return starts, order
 
 
-@ragged_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
-      scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _results(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
+             scale: float) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), q.new_empty((), dtype=torch.int64)
 
 
-differentiate(ragged_forward, ragged_backward)
+attend = differentiable("ragged_attention", ragged_forward, ragged_backward, _results)
