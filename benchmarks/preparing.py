@@ -3,7 +3,8 @@
 Each run is a fresh process with fresh caches; what it imports is not timed, all from the file to what a trainer reads is. Runs
 go by turns, A B B A, and the peer does the work as fast as it can: in batches, in one process or in two, whichever was faster
 (in one, the tokenizer works on all cores; in two, on one each). Ours takes as many as it finds cores for.
-What comes out has to be the same: the number of tokens, and every id that is trained, in order.
+What comes out has to be the same: the number of tokens, and every id that is trained, in order. The library `tokenizers` is
+timed on the same texts alone, in as many processes as ours: what it takes, no preparation by it can save.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def measure(materials: Materials, python: Path) -> None:
     for kind, one in found.items():
         ratio = one["ratio"]
         print(f"prepare, {kind}: {one['rows_per_s']:,.0f} rows/s, {ratio['median']:.2f} times datasets.map "
-              f"({ratio['low']:.2f} to {ratio['high']:.2f}) of {one['peer_rows_per_s']:,.0f}; resident "
+              f"({ratio['low']:.2f} to {ratio['high']:.2f}) of {one['peer_rows_per_s']:,.0f}; the tokenizer alone takes "
+              f"{one['tokenizer_share']['median']:.0%} of our time; resident "
               f"{one['resident_bytes'] / 2**20:,.0f} MiB, with {FEWER_ROWS:,} rows "
               f"{one['resident_bytes_of_fewer'] / 2**20:,.0f}; the peer's {one['peer_resident_bytes'] / 2**20:,.0f} ({folder})")
 
@@ -67,14 +69,18 @@ def compared(kind: str, materials: Materials, python: Path) -> dict[str, Any]:
     chosen = {**asked, "processes": processes}
     ours: list[Mapping[str, Any]] = []
     theirs: list[Mapping[str, Any]] = []
+    alone_s: list[float] = []                # the tokenizer's library
     for pair in range(PAIRS):
         for side in ("ours", "theirs") if pair % 2 else ("theirs", "ours"):
             (ours if side == "ours" else theirs).append(once(asked) if side == "ours" else peer(python, chosen))
+        alone_s.append(once({**asked, "only": "tokenizer"})["seconds"])
         say(f"prepare, {kind}: {ours[-1]['seconds']:.2f} s, the peer {theirs[-1]['seconds']:.2f} s")
     for name in ("rows", "trained_tokens", "digest"):
         assert ours[0][name] == theirs[0][name], f"{kind}: {name} is {ours[0][name]} here and {theirs[0][name]} there"
     ratios = [b["seconds"] / a["seconds"] for a, b in zip(ours, theirs, strict=True)]
-    return {"rows": ROWS, "ratio": plain(interval(ratios)),
+    of_the_tokenizer = [seconds / one["seconds"] for one, seconds in zip(ours, alone_s, strict=True)]
+    return {"rows": ROWS, "ratio": plain(interval(ratios)), "tokenizer_share": plain(interval(of_the_tokenizer)),
+            "ratio_of_the_tokenizer_alone": plain(interval([b["seconds"] / a for a, b in zip(alone_s, theirs, strict=True)])),
             "ratio_to_map_alone": plain(interval([b["map_s"] / a["seconds"] for a, b in zip(ours, theirs, strict=True)])),
             "rows_per_s": ROWS / interval([one["seconds"] for one in ours]).median,
             "peer_rows_per_s": ROWS / interval([one["seconds"] for one in theirs]).median, "peer_processes": processes or 1,

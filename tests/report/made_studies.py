@@ -188,12 +188,22 @@ def writing() -> dict[str, Any]:
                     "same_answers": 47}})
 
 
+def growth() -> dict[str, Any]:
+    speed = {"median": 5000.0, "low": 4900.0, "high": 5100.0}
+    return study("growth", [], {"axes": {
+        "width of a model": [{"at": 128, "parameters": 800_000, "tokens_per_s": speed, "resident_bytes": 600 << 20,
+                              "predicted_bytes": 100 << 20, "share_of_products": 0.5}, {"at": 9999, "refused": "too large"}],
+        "rows of text": [{"at": 1000, "rows_per_s": 9000.0, "bytes_per_s": 4e6, "resident_bytes": 200 << 20, "start_s": 3.0}],
+        "examples of an epoch": [{"at": 10**9, "first_s": 2e-4, "step_s": 2e-4, "allocated_bytes": 400_000}],
+        "steps of a log": [{"at": 10**6, "bytes": 300 << 20, "first_s": 1.9, "again_s": 0.4}]}})
+
+
 def audit() -> dict[str, Any]:
     some = {"expected": 10, "expected_found": 7, "of_code": 6, "of_code_found": 3, "findings": 20, "right": 20}
     halves = {half: {"files": 5, "critical": some, "moderate": {**some, "right": 18}} for half in ("development", "held-out")}
     return study("audit", [], {"halves": halves, "subjects": []})
 
 
-KINDS = {"audit": audit, "prepare": prepare, "start": start, "writing": writing, "peers": peers, "ablation": ablation,
-         "tuning": tuning, "comparison": comparison, "claims": claims, "bench": bench, "speed": speed, "memory": memory,
-         "diagnosis": diagnosis}
+KINDS = {"audit": audit, "growth": growth, "prepare": prepare, "start": start, "writing": writing, "peers": peers,
+         "ablation": ablation, "tuning": tuning, "comparison": comparison, "claims": claims, "bench": bench, "speed": speed,
+         "memory": memory, "diagnosis": diagnosis}

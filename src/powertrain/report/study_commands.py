@@ -1,15 +1,18 @@
-"""The pages of studies of whole commands: rows prepared, the first step, text written, saves, and an open page."""
+"""The pages of studies of whole commands: rows prepared, the first step, text written, saves, growth, and an open page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from powertrain.report import study as studies
-from powertrain.report.chart import Row, stacked
+from powertrain.report.chart import Point, Row, stacked
 from powertrain.report.page import Findings, Number, Section, Table
 from powertrain.report.study import Study
-from powertrain.report.words import duration, listed, memory
+from powertrain.report.words import count, duration, listed, memory
 
 MOST_LOST = 0.02             # of the time, that saves every 100 s may take
 MOST_SLOWED = 0.005          # of a step, beside an open page
+MOST_ORDERING_S = 0.01       # of a step, among any number of examples
+MOST_READING_S = 2.0         # of a million steps
 FLAT = 1.1                   # times the memory that fewer rows took: no more than this is flat
 STAGE_COLOURS = ("blue", "orange", "green", "purple")
 
@@ -100,6 +103,40 @@ def saving(study: Study) -> Findings:
         Number(f"{lost:.2%}", "of the time lost to saves", f"{found['waited_share']:.2%} of it waiting"),
         *numbers, Number(duration(found["step_s"]["median"]), "a step beside nothing", "")), (), (
         Section("Each pair of windows", (Table(("pair", "step time beside an upload over without it"), tuple(rows)),)),))
+
+
+def growth(study: Study) -> Findings:
+    """Read a study of how time and memory grow, along several axes."""
+    axes: Mapping[str, Sequence[Mapping[str, Any]]] = study["findings"]["axes"]
+    order, log = axes["examples of an epoch"], axes["steps of a log"]
+    slowest_s, read_s = max(max(one["step_s"], one["first_s"]) for one in order), log[-1]["first_s"]
+    verdict = (f"Among {count(order[-1]['at'])} examples a step finds its own in {duration(slowest_s)} at most, and a log of "
+               f"{count(log[-1]['at'])} steps is read in {duration(read_s)}.")
+    shares = [Row(f"{axis}: {count(row['at'])}", (), (Point(share, "blue"),), f"{share:.0%}")
+              for axis, rows in axes.items() for row in rows if (share := row.get("share_of_products"))]
+    sections = [Section("Of the machine's limit", (studies.chart("growth", verdict, shares),))]
+    for axis, rows in axes.items():
+        found = [name for name in GROWING if any(name in row for row in rows)]
+        refused = [(str(row["at"]), row["refused"]) for row in rows if "refused" in row]
+        sections.append(Section(axis[0].upper() + axis[1:], (Table((axis, *(GROWING[name][0] for name in found)), tuple(
+            (count(row["at"]), *(GROWING[name][1](row[name]) if name in row else None for name in found)) for row in rows)),
+            *((Table((axis, "refused"), tuple(refused)),) if refused else ()))))
+    good = slowest_s < MOST_ORDERING_S and read_s < MOST_READING_S
+    return Findings(verdict, "good" if good else "bad", (), (), tuple(sections))
+
+
+def _interval(found: Mapping[str, float]) -> str:
+    return f"{count(found['median'])} ({count(found['low'])} to {count(found['high'])})"
+
+
+GROWING: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "parameters": ("parameters", count), "tokens_per_s": ("tokens/s (95 %)", _interval),
+    "share_of_products": ("of the measured products", "{:.0%}".format),
+    "resident_bytes": ("most resident", memory), "predicted_bytes": ("predicted, without Python and torch", memory),
+    "rows_per_s": ("rows/s prepared", count), "bytes_per_s": ("of the file, a second", memory),
+    "start_s": ("to the first step, warm", duration), "bytes": ("the file", memory),
+    "first_s": ("the first time", duration), "step_s": ("each time after", duration), "again_s": ("read again", duration),
+    "allocated_bytes": ("allocated", memory)}
 
 
 def page(study: Study) -> Findings:

@@ -18,7 +18,7 @@ KINDS: Mapping[str, Callable[[Study], Findings]] = {
     "comparison": study_kinds.comparison, "peers": study_kinds.peers, "bench": study_kinds.bench, "speed": study_kinds.speed,
     "memory": study_kinds.memory_predictions, "diagnosis": study_kinds.diagnosis,
     "prepare": study_commands.prepare, "start": study_commands.start, "saving": study_commands.saving,
-    "writing": study_commands.writing,
+    "writing": study_commands.writing, "growth": study_commands.growth,
     "page": study_commands.page, "audit": study_audit.audit}
 BUSY = 0.5                   # load of the machine above which a measurement is suspect
 MOST_CAUTIONS = 6

@@ -13,6 +13,8 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,7 +35,7 @@ COLUMNS = (*FIELDS, *PARTS, *METRICS)
 ABSENT, NO_METRIC = (0.0,) * len(FIELDS), (math.nan,) * len(METRICS)       # what columns have of a step that lacks them
 DAMAGED = "not an event"    # in the place of a line
 STEP = b'{"event": "step"'
-BLOCK_BYTES = 1 << 20        # of the log that are read at a time
+BLOCK_BYTES = 1 << 16        # of the log that are read at a time: so few objects that Python looks for no garbage among them
 PROOF_BYTES = 4096           # before the end of what was read: they tell a file that was written anew
 MOST_CHUNKS = 50
 MOST_IN_MEMORY = 2           # runs
@@ -139,11 +141,16 @@ class Index:
                 end = row[1]
             else:
                 database.execute("DELETE FROM chunk WHERE path = ?", (key,))
+            begin, read, lines_of_others = end, list[np.ndarray](), list[tuple[int, str]]()
             for lines in _blocks(log, end):
                 steps, others = _read(lines)
-                database.execute("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)",
-                                 (key, end, steps.tobytes(), json.dumps(others)))
+                before = sum(map(len, read))
+                lines_of_others += [(before + place, line) for place, line in others]
+                read.append(steps)
                 end += sum(map(len, lines))
+            if read:
+                database.execute("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)",
+                                 (key, begin, np.concatenate(read).tobytes(), json.dumps(lines_of_others)))
             if database.execute("SELECT COUNT(*) FROM chunk WHERE path = ?", (key,)).fetchone()[0] > MOST_CHUNKS:
                 _join(database, key)
             database.execute("INSERT OR REPLACE INTO read VALUES (?, ?, ?, ?)", (key, status.st_ino, end, _proof(log, end)))
@@ -257,15 +264,30 @@ def _blocks(log: BinaryIO, begin: int) -> Iterator[list[bytes]]:
 def _read(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, str]]]:
     """Return the steps of these lines as rows, and the other lines, each with the number of rows before it."""
     try:                                     # in one piece, and by pydantic's parser, which is the faster one
-        steps = from_json(b"[" + b",".join(line for line in lines if line.startswith(STEP)) + b"]")
-        rows = np.array([_row(step) for step in steps], dtype=np.float64)
+        steps = from_json(b"[" + b",".join(line for line in lines if line.startswith(STEP)) + b"]", cache_strings="keys")
+        rows = _rows(steps)
         at = [number for number, line in enumerate(lines) if not line.startswith(STEP)]
         others = [(place - before, lines[place].decode()) for before, place in enumerate(at)]
         if all(isinstance(json.loads(line), dict) for _, line in others):
-            return rows.reshape(-1, len(COLUMNS)), others
+            return rows, others
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     return _read_singly(lines)
+
+
+def _rows(steps: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Return many steps as rows, column by column: a fraction of the time of row by row."""
+    parts, metrics = ([step.get(name) or {} for step in steps] for name in ("parts", "metrics"))
+    rows = np.full((len(steps), len(COLUMNS)), math.nan)
+    columns = zip((*FIELDS, *PARTS, *METRICS), rows.T, strict=True)
+    for (name, column), found in zip(columns, (*repeat(steps, len(FIELDS)), *repeat(parts, len(PARTS)),
+                                               *repeat(metrics, len(METRICS) if any(metrics) else 0)), strict=False):
+        absent = math.nan if found is metrics else 0.0
+        try:
+            column[:] = np.fromiter(map(itemgetter(name), found), np.float64, len(found))
+        except KeyError:
+            column[:] = np.fromiter((one.get(name, absent) for one in found), np.float64, len(found))
+    return rows
 
 
 def _read_singly(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, str]]]:

@@ -1,0 +1,177 @@
+"""Case `growth`: how time and memory grow with the model, the length, the batch, the examples and the events of a run.
+
+Each width, length and batch is a run of `powertrain train` on characters of Shakespeare, on its own, of which the steps after
+the first are timed. Examples are rows of text: prepared, and then started from with warm caches. A thousand million examples
+are not written: of that many only the order of an epoch is made, as each step asks for it. Memory is what the process had
+resident at its most (VmHWM), torch and Python included.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import Materials
+from conditions import marked
+from preparing import once, plain, write_rows
+from starting import start
+
+from powertrain.cli.options import say
+from powertrain.data.order import step_examples
+from powertrain.evidence import studies
+from powertrain.evidence.stats import interval
+from powertrain.facts.hardware import read_hardware
+from powertrain.facts.machine_watch import MachineWatch
+from powertrain.facts.software import read_software
+from powertrain.records import to_plain
+from powertrain.records.event_log import EventLog
+from powertrain.records.events import Step
+from powertrain.records.evidence import Study
+
+MODELS = ((4, 128), (6, 384), (12, 768), (20, 2048))     # layers and width: 0.8 M to 1,000 M parameters
+BLOCK, BLOCKS = 512, 4
+SMALL = MODELS[1]            # of the lengths and batches
+LENGTHS, TOKENS = (128, 512, 2048, 8192, 32_768), 32_768             # of a step
+BATCHES, BATCH_BLOCK = (1, 4, 16, 64, 256), 256
+EXAMPLES = (10**3, 10**4, 10**5, 10**6)
+ORDERED = tuple(10**power for power in range(3, 10))
+EVENTS = (10**4, 10**5, 10**6)
+LEAST_STEPS, LEAST_S = 4, 4.0                # that are timed
+ORDER_STEPS, ORDER_BATCH = 1000, 32
+READ = """
+import sys, time
+from pathlib import Path
+from powertrain.web.series import Index
+began = time.perf_counter()
+series = Index(Path(sys.argv[2])).series(Path(sys.argv[1]))
+print(time.perf_counter() - began, len(series.steps))
+"""
+
+
+def measure(materials: Materials, python: Path) -> None:
+    """Measures along each axis, prints the rows and stores the study."""
+    del python
+    folder, began = studies.new_folder("bench-growth"), time.monotonic()
+    with MachineWatch() as watch:
+        axes = {"width of a model": [width(materials, *model) for model in MODELS],
+                "tokens of an example": [length(materials, tokens) for tokens in LENGTHS],
+                "blocks of 256 tokens in a step": [batch(materials, blocks) for blocks in BATCHES],
+                "rows of text": [examples(materials, count) for count in EXAMPLES],
+                "examples of an epoch": [order(count) for count in ORDERED],
+                "steps of a log": [events(materials.folder, count) for count in EVENTS]}
+    hardware, software = read_hardware(materials.cache), read_software()
+    described = studies.circumstances(hardware, software)
+    study = Study(name=folder.name, kind="growth", what="how time and memory grow with the model, the data and the run",
+                  seconds=time.monotonic() - began, findings={"axes": axes},
+                  **{**described, "machine": marked(described["machine"], watch.seen)})
+    studies.save(folder, study, {"hardware": to_plain(hardware), "software": to_plain(software)})
+    print(f"growth: {folder}")
+
+
+def width(materials: Materials, layers: int, width: int) -> dict[str, Any]:
+    return told("width", width, trained(materials, (layers, width), BLOCK, BLOCKS))
+
+
+def length(materials: Materials, tokens: int) -> dict[str, Any]:
+    return told("length", tokens, trained(materials, SMALL, tokens, TOKENS // tokens))
+
+
+def batch(materials: Materials, blocks: int) -> dict[str, Any]:
+    return told("batch", blocks, trained(materials, SMALL, BATCH_BLOCK, blocks))
+
+
+def trained(materials: Materials, model: tuple[int, int], block: int, blocks: int) -> dict[str, Any]:
+    """Tokens a second of the steps after the first, and the most memory, of a run on all weights of a model."""
+    layers, wide = model
+    words = [f"data={materials.shakespeare}", "data.tokenizer=char", "model.family=llama", f"model.layers={layers}",
+             f"model.width={wide}", f"model.heads={wide // 64}", f"data.block={block}", f"train_batch_size={blocks}",
+             "max_eval_samples=8", "save_steps=0", "eval_steps=0", "sample.tokens=0", "logging_steps=1", "max_steps=1000000"]
+    output = materials.folder / f"grown-{time.time_ns()}"
+    command = [sys.executable, "-m", "powertrain", "train", *words, "--output", str(output), "--json"]
+    seconds, tokens, began = list[float](), 0, dict[str, Any]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stderr is not None  # noqa: PT018
+        for line in run.stdout:
+            event = json.loads(line)
+            if event["event"] == "start":
+                began = event
+            if event["event"] == "step":
+                seconds.append(event["seconds"])
+                tokens = event["tokens"]
+                if len(seconds) > LEAST_STEPS and sum(seconds[1:]) >= LEAST_S:
+                    break
+        if len(seconds) <= LEAST_STEPS:
+            return {"refused": run.stderr.read().strip().splitlines()[-1]}
+        resident_bytes = most_resident_bytes(run.pid)
+        run.kill()
+    speed, plan = interval([tokens / one for one in seconds[1:]]), began["estimate"]
+    return {"parameters": began["parameters"], "tokens_per_s": plain(speed), "resident_bytes": resident_bytes,
+            "predicted_bytes": sum(plan["memory_bytes"].values()),
+            "share_of_products": speed.median * plan["flops_per_token"] / plan["peak_flops_per_s"]}
+
+
+def examples(materials: Materials, count: int) -> dict[str, Any]:
+    """Rows a second of preparing so many rows and the memory for it; then the start of a run on them, with warm caches."""
+    rows = write_rows(materials, "text", count)
+    prepared = once({"rows": str(rows), "kind": "text", "tokenizer": str(materials.llama), "template": ""})
+    words = ["method=lora", f"model.path={materials.llama}", f"data={rows}", "data.validation_share=0", "train_batch_size=4",
+             "data.max_length=256", "data.long_examples=cut", "save_steps=0", "eval_steps=0", "sample.tokens=0", "max_steps=50",
+             "logging_steps=1"]
+    starts = [start(words, materials.folder / "grown", materials.folder) for _ in range(3)][1:]
+    return told("rows", count, {
+        "rows_per_s": count / prepared["seconds"], "bytes_per_s": rows.stat().st_size / prepared["seconds"],
+        "resident_bytes": prepared["resident_bytes"], "start_s": min(one["first step done"] for one in starts)})
+
+
+def order(count: int) -> dict[str, Any]:
+    """Seconds and memory of the order that the steps of an epoch ask for."""
+    def steps(numbers: range) -> float:
+        began = time.perf_counter()
+        for step in numbers:
+            step_examples(0, step, ORDER_BATCH, count, "keyed")
+        return (time.perf_counter() - began) / len(numbers)
+
+    first_s = steps(range(1))
+    step_s = steps(range(ORDER_STEPS))
+    tracemalloc.start()
+    steps(range(count // ORDER_BATCH - 1, count // ORDER_BATCH + 9))         # across the end of the first epoch
+    allocated_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return told("order", count, {"first_s": first_s, "step_s": step_s, "allocated_bytes": allocated_bytes})
+
+
+def events(folder: Path, count: int) -> dict[str, Any]:
+    """Seconds to read the log of so many steps, as the page and the reports read it: the first time, and again."""
+    run = folder / f"logged-{count}"
+    run.mkdir()
+    log = EventLog(run / "events.jsonl")
+    drawn = np.random.default_rng(0).random((count, 3))
+    for step, (loss, norm, seconds) in enumerate(drawn.tolist(), start=1):
+        log.write(Step(step=step, loss=loss, learning_rate=1e-3, grad_norm=norm, seconds=seconds, tokens=4096, real_tokens=4000,
+                       parts={"data": 1e-4, "copy": 1e-4, "forward": seconds / 2, "backward": seconds / 2, "optimizer": 1e-3}))
+    log.flush()
+    found = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", READ, str(run), str(folder / f"index-{count}")], check=True,
+                              capture_output=True, text=True)
+        seconds, steps = done.stdout.split()
+        assert int(steps) == count
+        found.append(float(seconds))
+    return told("events", count, {"bytes": log.path.stat().st_size, "first_s": found[0], "again_s": found[1]})
+
+
+def told(axis: str, at: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    say(f"growth, {axis} {at:,}: {found}")
+    return {"at": at, **found}
+
+
+def most_resident_bytes(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
