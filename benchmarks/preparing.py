@@ -4,7 +4,7 @@ Each run is a fresh process with fresh caches; what it imports is not timed, all
 go by turns, A B B A, and the peer does the work as fast as it can: in batches, in one process or in two, whichever was faster
 (in one, the tokenizer works on all cores; in two, on one each). Ours takes as many as it finds cores for.
 What comes out has to be the same: the number of tokens, and every id that is trained, in order. The library `tokenizers` is
-timed on the same texts alone, in as many processes as ours: what it takes, no preparation by it can save.
+timed on the same texts alone, in as many processes as ours: no preparation that encodes every text by it can be faster.
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ def measure(materials: Materials, python: Path) -> None:
     medians = {kind: {name: interval([run[name] for run in runs]).median for name in runs[0]} for kind, runs in found.items()}
     hardware, software = read_hardware(materials.cache), read_software()
     described = studies.circumstances(hardware, software)
-    study = Study(name=folder.name, kind="start", what="seconds from the command to the first step of case 1, warm and cold",
-                  seconds=time.monotonic() - began, **{**described, "machine": marked(described["machine"], watch.seen)},
+    study = Study(name=folder.name, kind="start", seconds=time.monotonic() - began,
+                  what="seconds from the command to the first step of case 1, warm and cold, and of a small recipe",
+                  **{**described, "machine": marked(described["machine"], watch.seen)},
                   findings={"medians": medians, "runs": found, "peer_runs": theirs,
                             "to_first_step": {kind: plain(interval([run["first step done"] for run in runs]))
                                               for kind, runs in {**found, "peer": theirs}.items()}})
@@ -77,7 +78,7 @@ def cold_start(words: Sequence[str], folder: Path) -> dict[str, float]:
         return start(words, Path(empty), folder)
 
 
-def start(words: Sequence[str], caches: Path, folder: Path) -> dict[str, float]:
+def start(words: Sequence[str], caches: Path, folder: Path, most_s: float = LONGEST_S) -> dict[str, float]:
     """Seconds after the command at which each thing was there, in order."""
     output = folder / "started"
     shutil.rmtree(output, ignore_errors=True)
@@ -88,7 +89,7 @@ def start(words: Sequence[str], caches: Path, folder: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "powertrain", "train", *words, "--output", str(output), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as run:
         assert run.stdout is not None
-        ending = threading.Timer(LONGEST_S, run.kill)
+        ending = threading.Timer(most_s, run.kill)
         ending.start()
         try:
             for line in run.stdout:

@@ -211,12 +211,12 @@ def _written_beside() -> list[Any]:
 
     begun: list[Any] = []
 
-    class Noted(checkpoint.Beside):
+    class Noted(checkpoint.InThread):
         def __init__(self, do: Callable[[], None]) -> None:
             super().__init__(do)
             begun.append(self)
 
-    checkpoint.Beside = Noted  # type: ignore[misc]
+    checkpoint.InThread = Noted  # type: ignore[misc]
     return begun
 
 

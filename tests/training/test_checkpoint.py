@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ def publish(folder: Path, state: State, *steps: int) -> list[Path]:
         state.step = step
         paths.append(save_checkpoint(folder, state))
     return paths
+
+
+def wait_until_written(save: Save) -> None:
+    ends_s = time.monotonic() + 60
+    while not save.is_written():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
 
 
 def bytes_of(state: State) -> list[bytes]:
@@ -353,7 +361,7 @@ def test_only_the_thread_that_writes_beside_the_training_has_a_lower_priority(
     assert set(seen) == {own}
     seen.clear()
     save = Save(tmp_path, state)
-    assert save.beside.done.wait(60)
+    wait_until_written(save)
     save.finish()
     assert set(seen) == {max(own, LOWER)}
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
@@ -380,7 +388,7 @@ def test_a_write_beside_the_training_that_fails_is_raised_and_leaves_nothing(
 
 def test_a_checkpoint_written_beside_is_published_without_any_further_call(state: State, tmp_path: Path) -> None:
     save = Save(tmp_path, state)
-    assert save.beside.done.wait(60)
+    wait_until_written(save)
     assert newest_checkpoint(tmp_path) == (save.path, [])
     assert save.is_written()
     assert save.finish() == save.path
@@ -407,10 +415,11 @@ def test_a_thread_that_dies_before_it_writes_holds_nothing_up(
         died.set()
         raise MemoryError
 
-    monkeypatch.setattr("powertrain.training.beside.lower_thread", no_memory)
+    monkeypatch.setattr("powertrain.training.in_thread.lower_thread", no_memory)
     before = bytes_of(state)
     save = Save(tmp_path, state)
     assert died.wait(60)
+    wait_until_written(save)            # so that the run calls `finish` after the next step
     load_checkpoint(save.finish(), other := new_state(make_setup(), 0.1))
     assert bytes_of(other) == before
 

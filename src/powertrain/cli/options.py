@@ -56,6 +56,9 @@ def cache_folder() -> Path:
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Look for no garbage while modules are loaded, and never among what they have made: torch's objects are many, and stay."""
+    if "torch" in sys.modules or not gc.isenabled():     # another program's objects are not ours to keep
+        yield
+        return
     gc.disable()
     try:
         yield

@@ -323,5 +323,4 @@ def yarn_frequencies(slowness: Tensor, base: float, scaling: RotaryScaling) -> T
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
     """Return an embedding. On the meta device its weights are not drawn: torch imports for a second before it does that."""
-    weight = torch.empty(rows, width)
-    return nn.Embedding(rows, width, _weight=weight if weight.is_meta else None)
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width) if torch.empty(0).is_meta else None)

@@ -134,7 +134,8 @@ GROWING: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "share_of_products": ("of the measured products", "{:.0%}".format),
     "resident_bytes": ("most resident", memory), "predicted_bytes": ("predicted, without Python and torch", memory),
     "rows_per_s": ("rows/s prepared", count), "bytes_per_s": ("of the file, a second", memory),
-    "start_s": ("to the first step, warm", duration), "bytes": ("the file", memory),
+    "start_s": ("to the first step, warm", duration), "first_start_s": ("and with empty caches", duration),
+    "bytes": ("the file", memory),
     "first_s": ("the first time", duration), "step_s": ("each time after", duration), "again_s": ("read again", duration),
     "allocated_bytes": ("allocated", memory)}
 

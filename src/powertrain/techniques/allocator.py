@@ -7,8 +7,9 @@ import platform
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from powertrain.models.kernels import build, pool
 from powertrain.records import Effect, Hardware, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from powertrain.training.setup import Setup
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)
 STUDY = "2026-11-21_ablation-docstrings"
+POOL_GAIN, POOL_COMPILE_S = (0.94, 1.0), 1.5
 CUDA_SETTING = "expandable_segments:True"
 READ_BACK_SINCE = (2, 12)                    # the first torch that tells its allocator's settings
 FRAGILE = {"microsoft": "on WSL2 (pytorch#192330)", "tegra": "with the driver of a Jetson"}      # by the kernel's release
@@ -25,19 +27,22 @@ FRAGILE = {"microsoft": "on WSL2 (pytorch#192330)", "tegra": "with the driver of
 class Allocator(Technique):
     """A step frees and takes the same large blocks again and again.
 
-    On Linux glibc maps blocks over 32 MiB afresh each time, and every page of them is then zeroed by the kernel at first
-    touch; raising its thresholds keeps them in the heap. On CUDA, expandable segments let blocks of changing size share
-    one growing range, which avoids fragmentation. Neither changes a number.
+    On a CPU our own pool keeps them for the next request of about their size, up to a quarter more than the most that tensors
+    held at once. Without it torch asks malloc: glibc maps blocks over 32 MiB afresh each time, and every page of them is then
+    zeroed by the kernel at first touch; before 2.38 it does not find the holes again that aligned blocks leave, so that a
+    process grows to several times what its tensors hold. `glibc` raises its thresholds, which keeps large blocks in its heap.
+    On CUDA, expandable segments let blocks of changing size share one growing range, which avoids fragmentation. None of
+    these changes a number.
     """
 
-    kind: str = "glibc"                      # or "cuda"
+    kind: str = "pool"                       # or "glibc", or "cuda"
 
     name = "allocator"
     does = "keeps freed memory for the next step"
-    choices: ClassVar = {"kind": ("glibc", "cuda")}
+    choices: ClassVar = {"kind": ("pool", "glibc", "cuda")}
     exactness = Exactness.BITWISE
     touches = frozenset({"runtime"})
-    source = "glibc manual, mallopt; PyTorch notes on CUDA memory management (expandable_segments)"
+    source = "glibc manual, mallopt, and its bug 14581; PyTorch notes on CUDA memory management (expandable_segments)"
 
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
@@ -49,13 +54,31 @@ class Allocator(Technique):
                                   "settings its allocator has, so nothing could confirm this one; torch 2.12 does")
             return cls("cuda").on("expandable segments avoid gaps between blocks whose size changes",
                                   Effect((0.98, 1.01), 0, basis="guess: not measured yet", guessed=True))
-        if run.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
-            return cls.refuse(Why.HARDWARE_LACKS, f"this needs glibc 2.33 or newer, or a CUDA GPU; here {platform.system()} "
-                                                  f"allocates memory for {run.hardware.device!r}")
+        if run.hardware.device != "cpu" or platform.system() == "Windows":
+            return cls.refuse(Why.HARDWARE_LACKS, f"this needs a CPU under Linux or macOS, or a CUDA GPU; here "
+                                                  f"{platform.system()} allocates memory for {run.hardware.device!r}")
+        effect, why_not = Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"), _why_no_pool(run)
+        if why_not is None:
+            return cls("pool").on("each pass frees and allocates the same activations; a pool of our own hands them out again, "
+                                  "and holds a quarter more than they took at most", effect)
+        if not _has_mallinfo2():
+            return cls.refuse(Why.PART_MISSING, f"glibc is no 2.33 or newer, and the pool is not taken: {why_not}")
         return cls("glibc").on("each pass frees and allocates the same activations; memory that goes back to the system "
-                               "is zeroed again", Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
+                               "is zeroed again", effect)
+
+    def compiles(self) -> bool:
+        return self.kind == "pool"
+
+    def build(self) -> None:
+        if self.compiles():
+            try:
+                build.load(build.POOL)
+            except build.CannotBuild as error:
+                raise CannotBuild(f"allocator: the pool could not be compiled: {error}; techniques.allocator.kind=glibc needs "
+                                  "no compiler", replace(self, kind="glibc") if _has_mallinfo2() else None) from error
 
     def apply(self, setup: Setup) -> Setup:
+        self.build()
         return replace(setup, runtime=(*setup.runtime, _SETTINGS[self.kind]))
 
     def confirm(self, setup: Setup) -> None:
@@ -63,8 +86,24 @@ class Allocator(Technique):
             raise NotApplied(f"allocator: the run does not set {self.kind!r}")
         if self.kind == "cuda" and CUDA_SETTING not in _cuda_settings():
             raise NotApplied(f"allocator: torch's allocator has the settings {_cuda_settings()!r}, without {CUDA_SETTING}")
+        if self.kind == "pool" and not pool.is_installed():
+            raise NotApplied("allocator: torch takes memory from another allocator than the pool")
         if self.kind == "glibc" and _maps_large_blocks():
             raise NotApplied("allocator: a large block is still mapped afresh each time; is another malloc preloaded?")
+
+
+def _why_no_pool(run: PlannedRun) -> str | None:
+    """Return why the pool is not taken, or None. Nothing is compiled."""
+    if "c++ compiler" in run.software.missing:
+        return f"there is no C++ compiler ({run.software.missing['c++ compiler']})"
+    if build.is_built(build.POOL):
+        return None
+    pays, shown = run.bargain(POOL_GAIN, POOL_COMPILE_S)
+    return None if pays else shown
+
+
+def _has_mallinfo2() -> bool:
+    return platform.system() == "Linux" and hasattr(ctypes.CDLL(None), "mallinfo2")
 
 
 def _keep_pages() -> None:
@@ -97,7 +136,7 @@ def _why_not_expandable(hardware: Hardware) -> str | None:
                  if word in platform.release().lower()), None)
 
 
-_SETTINGS = {"glibc": _keep_pages, "cuda": _expand_segments}
+_SETTINGS = {"pool": pool.install, "glibc": _keep_pages, "cuda": _expand_segments}
 
 
 class _Mallinfo2(ctypes.Structure):

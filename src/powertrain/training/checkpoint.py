@@ -10,6 +10,7 @@ matrix, the rows of q, k and v are tensors of their own. torch.distributed.check
 gives the same state other bytes each time, and loads without an error where a shard is missing.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -27,8 +28,8 @@ from powertrain.records import WrongUse
 from powertrain.records.checkpoints import ABOUT, FILES, FORMAT, MANIFEST, PLACES, SHARDED_FORMAT, files_of, shard_name
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.records.json_files import read_json
-from powertrain.training.beside import Beside
 from powertrain.training.guard import Guard
+from powertrain.training.in_thread import InThread
 from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
@@ -68,7 +69,7 @@ class Save:
         self._failed: BaseException | None = None
         self._entries: dict[str, Any] = {}
         self._write: Callable[[], None] | None = None
-        self.beside: Beside | None = None
+        self.writing: InThread | None = None
         self._copying: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if self._published:
             return
@@ -92,9 +93,10 @@ class Save:
             files[ABOUT] = [json.dumps(about, indent=1).encode()]
         if self._copying:
             self._copying[1].record()
+        self._failed = OSError(errno.ENOMEM, "there was no memory to write it")      # until it is written
         write = partial(self._write_files, files)
         if beside:
-            self.beside = Beside(write)      # which alone holds the copy, until the copy is written
+            self.writing = InThread(write)   # which alone holds the copy, until the copy is written
         else:
             self._write = write
 
@@ -105,6 +107,7 @@ class Save:
             self._entries = {name: write_file(self._temporary / name, parts) for name, parts in files.items()}
             if self._ranks.world == 1:
                 self._publish(self._entries)
+            self._failed = None
         except BaseException as error:       # told by `finish`, in the thread of the training
             self._failed = error
 
@@ -113,8 +116,8 @@ class Save:
         self._published = True
 
     def is_written(self) -> bool:
-        """Return whether every process has written its files, or failed to. All processes ask together."""
-        return not self._ranks.total(int(self.beside is not None and self.beside.is_running))[0]
+        """Return whether no process has a thread that still writes, so that `finish` waits for none. All ask together."""
+        return not self._ranks.total(int(self.writing is not None and self.writing.is_running))[0]
 
     @property
     def copying_s(self) -> float:
@@ -124,7 +127,7 @@ class Save:
     def finish(self) -> Path:
         """Return the path once the checkpoint is published. Raises the first OSError of any process in all of them."""
         try:
-            on_all(self._ranks, self._wait)
+            on_all(self._ranks, self.wait)
             if not self._ranks.agree(self._published):
                 files = {name: entry for of_process in self._ranks.each(self._entries) for name, entry in of_process.items()}
                 if_writer(self._ranks, partial(self._publish, files))
@@ -137,12 +140,13 @@ class Save:
         if self._ranks.is_writer:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Return once the files of this process are written. Raises what has failed."""
         if self._write is not None:
             self._write()
             self._write = None
-        if self.beside is not None:
-            self.beside.finish()
+        if self.writing is not None:
+            self.writing.finish()
         if self._failed is not None:
             raise self._failed
 

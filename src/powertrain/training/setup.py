@@ -218,7 +218,7 @@ class Setup:
     @functools.cached_property
     def trial(self) -> Trial:
         """Return what a pass of the first step's shortest example has shown, for all techniques that want to know."""
-        return self.try_pass(self.few_tokens(1, examples=1))
+        return self.try_pass(dataclasses.replace(self, ranks=ALONE).few_tokens(1, examples=1))
 
     def try_out(self, tokens: int) -> None:
         """Run the blocks forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""

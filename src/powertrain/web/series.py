@@ -32,10 +32,13 @@ FIELDS = ("step", "time", "loss", "learning_rate", "grad_norm", "seconds", "toke
 PARTS = ("data", "copy", "forward", "backward", "communication", "optimizer")
 METRICS = ("rewards_accuracies", "rewards_margins", "rewards_chosen", "rewards_rejected")     # of compared answers
 COLUMNS = (*FIELDS, *PARTS, *METRICS)
+ROW_BYTES = 8 * len(COLUMNS)
 ABSENT, NO_METRIC = (0.0,) * len(FIELDS), (math.nan,) * len(METRICS)       # what columns have of a step that lacks them
 DAMAGED = "not an event"    # in the place of a line
 STEP = b'{"event": "step"'
 BLOCK_BYTES = 1 << 16        # of the log that are read at a time: so few objects that Python looks for no garbage among them
+LENGTHENED_BYTES = 1 << 20   # new in a log, at most, that what is in memory is lengthened by
+CHUNK_STEPS = 1 << 18        # that one row of the database holds, and hardly more: SQLite has a limit
 PROOF_BYTES = 4096           # before the end of what was read: they tell a file that was written anew
 MOST_CHUNKS = 50
 MOST_IN_MEMORY = 2           # runs
@@ -123,7 +126,7 @@ class Index:
         with log:
             key, status = str(run), os.fstat(log.fileno())
             kept = self._kept.pop(key, None)
-            if kept is not None and kept.is_beginning_of(log, status) and status.st_size - kept.series.end < BLOCK_BYTES:
+            if kept is not None and kept.is_beginning_of(log, status) and status.st_size - kept.series.end < LENGTHENED_BYTES:
                 found = _longer(kept.series, log)
             else:
                 found = self._read_and_stored(key, log, status)
@@ -141,25 +144,22 @@ class Index:
                 end = row[1]
             else:
                 database.execute("DELETE FROM chunk WHERE path = ?", (key,))
-            begin, read, lines_of_others = end, list[np.ndarray](), list[tuple[int, str]]()
+            chunk = _Chunk(end)
             for lines in _blocks(log, end):
-                steps, others = _read(lines)
-                before = sum(map(len, read))
-                lines_of_others += [(before + place, line) for place, line in others]
-                read.append(steps)
+                chunk.add(*_read(lines))
                 end += sum(map(len, lines))
-            if read:
-                database.execute("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)",
-                                 (key, begin, np.concatenate(read).tobytes(), json.dumps(lines_of_others)))
-            if database.execute("SELECT COUNT(*) FROM chunk WHERE path = ?", (key,)).fetchone()[0] > MOST_CHUNKS:
-                _join(database, key)
+                if chunk.count >= CHUNK_STEPS:
+                    chunk.put(database, key)
+                    chunk = _Chunk(end)
+            chunk.put(database, key)
+            _join(database, key)
             database.execute("INSERT OR REPLACE INTO read VALUES (?, ?, ?, ?)", (key, status.st_ino, end, _proof(log, end)))
             rows = database.execute("SELECT steps, others FROM chunk WHERE path = ? ORDER BY begin", (key,)).fetchall()
         blocks, others = [NOTHING.steps], list[tuple[int, str]]()
         for blob, text in rows:
             before = sum(map(len, blocks))
             others += [(before + place, line) for place, line in json.loads(text)]
-            blocks.append(np.frombuffer(blob, dtype=np.float64).reshape(-1, len(COLUMNS)))
+            blocks.append(_steps(blob))
         return _extended(NOTHING, np.concatenate(blocks), others, end)
 
     def summaries(self, runs: Sequence[Path]) -> dict[Path, Listed]:
@@ -235,15 +235,41 @@ def _summary(run: Path, series: Series) -> Listed:
         last_loss=float(series["loss"][-1]) if taken else None, is_held_out=evaluated is not None, damaged=series.damaged)
 
 
+class _Chunk:
+    """What is read of a log from byte `begin` on, until it is put into the database."""
+
+    def __init__(self, begin: int):
+        self.begin, self.count = begin, 0
+        self.steps = list[np.ndarray]()
+        self.others = list[tuple[int, str]]()
+
+    def add(self, steps: np.ndarray, others: Sequence[tuple[int, str]]) -> None:
+        self.others += [(self.count + place, line) for place, line in others]
+        self.steps.append(steps)
+        self.count += len(steps)
+
+    def put(self, database: sqlite3.Connection, key: str) -> None:
+        if self.steps:
+            database.execute("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)",
+                             (key, self.begin, b"".join(map(np.ndarray.tobytes, self.steps)), json.dumps(self.others)))
+
+
 def _join(database: sqlite3.Connection, key: str) -> None:
-    """Make one of the many chunks of a run that was read while it grew."""
-    blobs, others, before = list[bytes](), list[tuple[int, str]](), 0
-    for blob, text in database.execute("SELECT steps, others FROM chunk WHERE path = ? ORDER BY begin", (key,)):
-        others += [(before + place, line) for place, line in json.loads(text)]
-        blobs.append(blob)
-        before += len(blob) // (8 * len(COLUMNS))
-    database.execute("DELETE FROM chunk WHERE path = ?", (key,))
-    database.execute("INSERT INTO chunk VALUES (?, 0, ?, ?)", (key, b"".join(blobs), json.dumps(others)))
+    """Make one of the last chunks of a run that was read while it grew, if they are many."""
+    large = f"SELECT COALESCE(MAX(begin), -1) FROM chunk WHERE path = :key AND LENGTH(steps) >= {CHUNK_STEPS * ROW_BYTES}"
+    rows = database.execute(f"SELECT begin, steps, others FROM chunk WHERE path = :key AND begin > ({large}) ORDER BY begin",
+                            {"key": key}).fetchall()
+    if len(rows) <= MOST_CHUNKS:
+        return
+    chunk = _Chunk(rows[0][0])
+    for _, blob, text in rows:
+        chunk.add(_steps(blob), json.loads(text))
+    database.execute("DELETE FROM chunk WHERE path = ? AND begin >= ?", (key, chunk.begin))
+    chunk.put(database, key)
+
+
+def _steps(blob: bytes) -> np.ndarray:
+    return np.frombuffer(blob, dtype=np.float64).reshape(-1, len(COLUMNS))
 
 
 def _proof(log: BinaryIO, end: int) -> int:
@@ -255,10 +281,11 @@ def _blocks(log: BinaryIO, begin: int) -> Iterator[list[bytes]]:
     """Yield the whole lines from `begin` on. One without an end is still being written."""
     log.seek(begin)
     while lines := log.readlines(BLOCK_BYTES):
-        if not lines[-1].endswith(b"\n"):
-            lines.pop()
-        if lines:
-            yield lines
+        torn = not lines[-1].endswith(b"\n")
+        if whole := lines[:-1] if torn else lines:
+            yield whole
+        if torn:                             # it may be complete by now, and the log goes on in its middle
+            return
 
 
 def _read(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, str]]]:
@@ -270,7 +297,7 @@ def _read(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, str]]]:
         others = [(place - before, lines[place].decode()) for before, place in enumerate(at)]
         if all(isinstance(json.loads(line), dict) for _, line in others):
             return rows, others
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     return _read_singly(lines)
 
@@ -279,7 +306,7 @@ def _rows(steps: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Return many steps as rows, column by column: a fraction of the time of row by row."""
     parts, metrics = ([step.get(name) or {} for step in steps] for name in ("parts", "metrics"))
     rows = np.full((len(steps), len(COLUMNS)), math.nan)
-    columns = zip((*FIELDS, *PARTS, *METRICS), rows.T, strict=True)
+    columns = zip(COLUMNS, rows.T, strict=True)
     for (name, column), found in zip(columns, (*repeat(steps, len(FIELDS)), *repeat(parts, len(PARTS)),
                                                *repeat(metrics, len(METRICS) if any(metrics) else 0)), strict=False):
         absent = math.nan if found is metrics else 0.0
@@ -302,7 +329,7 @@ def _read_singly(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, st
                 others.append((len(rows), line.decode()))
             else:
                 raise ValueError("it is no object")
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             others.append((len(rows), json.dumps({DAMAGED: str(error)})))
     return np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS)), others
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from powertrain.shapes import Chunk, Tile, count_weights, plan_chunks
@@ -173,14 +174,15 @@ def differentiable(name: str, forward: Any, backward: Any, results: Any, saved: 
     """Return `forward` with `backward` as its gradient: an attention of q, k, v, and four more arguments without gradients.
 
     `backward` gets the gradient, q, k, v, and then those results of `forward` that `saved` selects. torch's compiler and what
-    watches operators, as selective checkpointing does, get operators of this name; `results` tells their shapes. For others
-    they would import the compiler, which takes most of a second, and take longer for each call.
+    watches operators, as selective checkpointing does, get operators of this name; `results` tells their shapes. Everybody else
+    gets a plain function, because calling an operator imports the compiler, which takes most of a second.
     """
     seeded = (torch.Tag.nondeterministic_seeded,)
     operator = torch.library.custom_op(f"powertrain::{name}", forward, mutates_args=(), tags=seeded)
     back = torch.library.custom_op(f"powertrain::{name}_backward", backward, mutates_args=())
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.set_materialize_grads(False)     # of results that nobody differentiates
         q, k, v, *ctx.rest = inputs
         ctx.save_for_backward(q, k, v, *output[saved])
 
@@ -195,7 +197,8 @@ def differentiable(name: str, forward: Any, backward: Any, results: Any, saved: 
     operator.register_autograd(gradients, setup_context=remember)
     back.register_fake(gradient_shapes)
     called: Any = type(name, (torch.autograd.Function,), {
-        "forward": staticmethod(forward), "setup_context": staticmethod(remember), "backward": staticmethod(gradients)})
+        "forward": staticmethod(forward), "setup_context": staticmethod(remember),
+        "backward": staticmethod(once_differentiable(gradients))})
 
     def attend(*arguments: Any) -> Any:
         return operator(*arguments) if _are_watched() else called.apply(*arguments)

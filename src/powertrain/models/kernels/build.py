@@ -16,7 +16,7 @@ from powertrain.machine import COMPILERS, NotOwn, check_own, cpp_compiler, one_a
 from powertrain.records.json_files import replace_file
 
 HERE = Path(__file__).parent
-RAGGED, DECODE, ROWS, BLOCK = (HERE / name / "kernel.cpp" for name in ("ragged", "decode", "rows", "block"))
+RAGGED, DECODE, ROWS, BLOCK, POOL = (HERE / name / "kernel.cpp" for name in ("ragged", "decode", "rows", "block", "pool"))
 SHARED = (HERE / "numbers.h", HERE / "ragged" / "attention.h", HERE / "rows" / "rows.h")
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, "-fopenmp", "-fno-math-errno", "-fno-trapping-math",

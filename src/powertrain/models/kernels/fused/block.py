@@ -168,9 +168,9 @@ class HandWritten:
         if self.saving is not None:
             self.saving.bring_entered(saved, self.enter_weights(saved.copies, saved.dtype))
         with torch.enable_grad():
-            given: Tensor = _Given.apply(saved.mixed, left.mixed.view_as(saved.mixed))  # type: ignore[no-untyped-call]
-        dheads = torch.autograd.grad(given, saved.heads)
-        del given
+            zero: Tensor = _WithGradient.apply(saved.mixed, left.mixed.view_as(saved.mixed))  # type: ignore[no-untyped-call]
+        dheads = torch.autograd.grad(zero, saved.heads)
+        del zero
         del saved.mixed, saved.heads
         functions = self.functions
         enter_back = functions.enter_back if wanted.input or wanted.weights else functions.enter_back_of_first
@@ -234,7 +234,7 @@ def draw_seed(device: torch.device) -> Tensor:
     return torch.empty((), dtype=torch.int64, device=device).random_(-2**31, 2**31).to(torch.int32)
 
 
-class _Given(torch.autograd.Function):
+class _WithGradient(torch.autograd.Function):
     """A zero whose gradient for x is `gradient`. torch.autograd.grad imports sympy, for 0.3 s, where it is given a gradient."""
 
     @staticmethod
