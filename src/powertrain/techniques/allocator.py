@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)
 STUDY = "2026-11-21_ablation-docstrings"
-POOL_GAIN, POOL_COMPILE_S = (0.94, 1.0), 1.5
+POOL_GAIN, POOL_STUDY, POOL_COMPILE_S = (0.97, 1.0), "2026-11-27_pool-docstrings", 1.5
 CUDA_SETTING = "expandable_segments:True"
 READ_BACK_SINCE = (2, 12)                    # the first torch that tells its allocator's settings
 FRAGILE = {"microsoft": "on WSL2 (pytorch#192330)", "tegra": "with the driver of a Jetson"}      # by the kernel's release
@@ -27,8 +27,8 @@ FRAGILE = {"microsoft": "on WSL2 (pytorch#192330)", "tegra": "with the driver of
 class Allocator(Technique):
     """A step frees and takes the same large blocks again and again.
 
-    On a CPU our own pool keeps them for the next request of about their size, up to a quarter more than the most that tensors
-    held at once. Without it torch asks malloc: glibc maps blocks over 32 MiB afresh each time, and every page of them is then
+    On a CPU our own pool keeps them for the next request of about their size, up to a quarter and 256 MiB more than the most
+    that tensors held at once. Without it torch asks malloc: glibc maps blocks over 32 MiB afresh each time, and every page of them is then
     zeroed by the kernel at first touch; before 2.38 it does not find the holes again that aligned blocks leave, so that a
     process grows to several times what its tensors hold. `glibc` raises its thresholds, which keeps large blocks in its heap.
     On CUDA, expandable segments let blocks of changing size share one growing range, which avoids fragmentation. None of
@@ -57,14 +57,14 @@ class Allocator(Technique):
         if run.hardware.device != "cpu" or platform.system() == "Windows":
             return cls.refuse(Why.HARDWARE_LACKS, f"this needs a CPU under Linux or macOS, or a CUDA GPU; here "
                                                   f"{platform.system()} allocates memory for {run.hardware.device!r}")
-        effect, why_not = Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"), _why_no_pool(run)
-        if why_not is None:
+        if (why_not := _why_no_pool(run)) is None:
             return cls("pool").on("each pass frees and allocates the same activations; a pool of our own hands them out again, "
-                                  "and holds a quarter more than they took at most", effect)
+                                  "and holds a quarter and 256 MiB more than they took at most",
+                                  Effect(POOL_GAIN, 0, basis=f"study: {POOL_STUDY}"))
         if not _has_mallinfo2():
             return cls.refuse(Why.PART_MISSING, f"glibc is no 2.33 or newer, and the pool is not taken: {why_not}")
         return cls("glibc").on("each pass frees and allocates the same activations; memory that goes back to the system "
-                               "is zeroed again", effect)
+                               "is zeroed again", Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
 
     def compiles(self) -> bool:
         return self.kind == "pool"

@@ -1,9 +1,9 @@
 // A pool of the memory that torch takes on a CPU: a block that is given back is kept for the next request of about its size.
 //
 // glibc (before 2.38) does not find the hole again that an aligned block has left (its bug 14581), so the heap of a training
-// grows to several times what the training holds, and new pages are zeroed all the time. Here sizes are rounded up to an eighth
-// of a power of two, so that blocks fit again. What is kept beside what is held is given back, the longest unused first,
-// where the sum would be more than 5/4 of the most that was held at once.
+// grows to several times what the training holds, and new pages are zeroed all the time. Here sizes are rounded up to a quarter
+// of a power of two, so that blocks fit again. What is kept beside what is held is given back, the longest unused first, where
+// the sum would be more than 5/4 of the most that was held at once, and SPARE.
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
@@ -17,6 +17,7 @@
 namespace {
 
 constexpr size_t LEAST = size_t(1) << 18;     // bytes: smaller blocks are malloc's
+constexpr size_t SPARE = size_t(1) << 28;     // bytes that are kept whatever is held: passes of changing length want many sizes
 constexpr size_t ALIGNED = 64, PAGE = 4096;
 
 struct Kept {
@@ -25,7 +26,7 @@ struct Kept {
 };
 
 size_t rounded(size_t bytes) {
-    const size_t part = std::bit_floor(bytes) / 8;
+    const size_t part = std::bit_floor(bytes) / 4;
     return (bytes + part - 1) / part * part;
 }
 
@@ -59,7 +60,7 @@ private:
     void* large(size_t bytes) {
         const std::lock_guard<std::mutex> locked(mutex_);
         void* block = nullptr;
-        if (auto found = free_.lower_bound(bytes); found != free_.end() && found->first <= bytes + bytes / 8) {
+        if (auto found = free_.lower_bound(bytes); found != free_.end() && found->first <= bytes + bytes / 4) {
             block = found->second.block, bytes = found->first;
             kept_ -= bytes;
             free_.erase(found);
@@ -69,7 +70,7 @@ private:
         held_ += bytes;
         most_held_ = std::max(most_held_, held_);
         sizes_[block] = bytes;
-        while (kept_ > 0 && held_ + kept_ > most_held_ + most_held_ / 4) drop_oldest();
+        while (kept_ > 0 && held_ + kept_ > most_held_ + most_held_ / 4 + SPARE) drop_oldest();
         return block;
     }
 
