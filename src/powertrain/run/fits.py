@@ -16,6 +16,7 @@ from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
 from powertrain.facts.software import read_software
 from powertrain.models.config import make_config
+from powertrain.models.kernels import pool
 from powertrain.records import Facts, Hardware, ModelFacts, OnMachine, Plan, WrongUse
 from powertrain.run.prepare import Prepared, planned
 
@@ -70,6 +71,7 @@ def with_smaller_passes(prepared: Prepared, setup: Setup, step: int) -> tuple[Pr
 
     Blocks that were compiled for the old passes run uncompiled in the new ones until the run is resumed.
     """
+    pool.empty()                             # what it keeps is of other sizes, and malloc may want it
     before, plan, changed = largest_pass(setup, step), prepared.plan, setup
     because = f"passes of {before:,} tokens ran out of memory at step {step + 1:,}"
     while largest_pass(changed, step) >= before:

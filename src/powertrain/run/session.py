@@ -19,7 +19,6 @@ from powertrain import planner
 from powertrain.data.publishing import sync
 from powertrain.models.adapters.attached import measure_adapters
 from powertrain.models.adapters.files import save_model
-from powertrain.models.kernels import pool
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, events, to_plain
 from powertrain.records.checkpoints import by_loss, newest_checkpoint, set_aside_after
@@ -256,7 +255,6 @@ def clear_step(state: State) -> None:
         with contextlib.suppress(AssertionError):        # nothing was unscaled yet
             state.scaler.update()
     gc.collect()
-    pool.empty()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)
 STUDY = "2026-11-21_ablation-docstrings"
-POOL_GAIN, POOL_STUDY, POOL_COMPILE_S = (0.97, 1.0), "2026-11-27_pool-docstrings", 1.5
+POOL_GAIN, POOL_STUDY, POOL_COMPILE_S = (0.97, 1.02), "2026-11-27_pool-docstrings", 1.5
+WORTH = (0.9, 0.9)           # of a step's time: what holding less memory is taken to be worth, beside the time to compile
 CUDA_SETTING = "expandable_segments:True"
 READ_BACK_SINCE = (2, 12)                    # the first torch that tells its allocator's settings
 FRAGILE = {"microsoft": "on WSL2 (pytorch#192330)", "tegra": "with the driver of a Jetson"}      # by the kernel's release
@@ -28,9 +29,10 @@ class Allocator(Technique):
     """A step frees and takes the same large blocks again and again.
 
     On a CPU our own pool keeps them for the next request of about their size, up to a quarter and 256 MiB more than the most
-    that tensors held at once. Without it torch asks malloc: glibc maps blocks over 32 MiB afresh each time, and every page of them is then
-    zeroed by the kernel at first touch; before 2.38 it does not find the holes again that aligned blocks leave, so that a
-    process grows to several times what its tensors hold. `glibc` raises its thresholds, which keeps large blocks in its heap.
+    that tensors held at once. Without it torch asks malloc: glibc maps blocks over 32 MiB afresh each time, and every page of
+    them is then zeroed by the kernel at first touch; before 2.38 it does not find the holes again that aligned blocks leave, so
+    that a process grows to several times what its tensors hold. `glibc` raises its thresholds, which keeps large blocks in its
+    heap.
     On CUDA, expandable segments let blocks of changing size share one growing range, which avoids fragmentation. None of
     these changes a number.
     """
@@ -98,8 +100,7 @@ def _why_no_pool(run: PlannedRun) -> str | None:
         return f"there is no C++ compiler ({run.software.missing['c++ compiler']})"
     if build.is_built(build.POOL):
         return None
-    pays, shown = run.bargain(POOL_GAIN, POOL_COMPILE_S)
-    return None if pays else shown
+    return None if run.bargain(WORTH, POOL_COMPILE_S)[0] else "the run is too short to compile it for"
 
 
 def _has_mallinfo2() -> bool:
