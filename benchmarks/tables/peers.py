@@ -59,7 +59,11 @@ def _prepared(study: Study) -> list[tuple[str, ...]]:
              f"datasets.map in batches, the faster of 1 and 2 processes ({one['peer_processes']})",
              f"{one['peer_rows_per_s']:,.0f} rows/s", f"{one['rows_per_s']:,.0f} rows/s",
              _ratio(_watched(study), times(one["ratio"]), NOT_WATCHED), folder_of(study))
-            for kind, one in study["findings"].items()]
+            for kind, one in study["findings"].items()] + [
+            (f"data preparation, rows of {kind}", "the library `tokenizers` alone, on every text",
+             f"{one['rows_per_s'] / one['tokenizer_share']['median']:,.0f} rows/s", f"{one['rows_per_s']:,.0f} rows/s",
+             _ratio(_watched(study), times(one["tokenizer_share"]), NOT_WATCHED), folder_of(study))
+            for kind, one in study["findings"].items() if "tokenizer_share" in one]
 
 
 def _started(study: Study) -> list[tuple[str, ...]]:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no mmap")
 
 
 def run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
@@ -86,6 +86,25 @@ threads = [threading.Thread(target=work, args=[seed]) for seed in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert counts()["held"] == 0, counts()
+""")
+
+
+def test_a_process_that_is_forked_meanwhile_takes_memory_too() -> None:
+    run("""
+import os, threading
+over = threading.Event()
+def take():
+    while not over.is_set():
+        torch.empty(MIB, dtype=torch.uint8)
+threads = [threading.Thread(target=take) for _ in range(2)]
+for thread in threads: thread.start()
+for _ in range(200):
+    child = os.fork()
+    if child == 0:
+        torch.empty(2 * MIB, dtype=torch.uint8)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+over.set()
 """)
 
 

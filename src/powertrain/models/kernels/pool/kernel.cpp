@@ -6,6 +6,7 @@
 // the sum would be more than 5/4 of the most that was held at once, and SPARE.
 
 #include <c10/core/CPUAllocator.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <bit>
@@ -50,6 +51,8 @@ public:
         while (!free_.empty()) drop_oldest();
     }
     static void give_back(void* block);
+    void lock() { mutex_.lock(); }
+    void unlock() { mutex_.unlock(); }
 
 private:
     static void* small(size_t bytes) {
@@ -124,7 +127,12 @@ void Pool::give_back(void* block) {
 
 extern "C" {
 
-void install() { c10::SetCPUAllocator(&pool(), 100); }
+void install() {
+    if (c10::GetCPUAllocator() == &pool()) return;
+    c10::SetCPUAllocator(&pool(), 100);
+    // a process that is forked while another thread takes memory could never take any
+    pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] { pool().unlock(); });
+}
 
 void empty() { pool().empty(); }
 
