@@ -33,6 +33,7 @@ from powertrain.records.evidence import Interval
 from powertrain.records.plan import PinRefused, PinsClash, Why
 from powertrain.report.plan import expected_rows
 from powertrain.techniques import CATALOGUE
+from powertrain.techniques.allocator import Allocator
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import CannotBuild
 from powertrain.techniques.fused_blocks import FusedBlocks
@@ -204,7 +205,8 @@ def test_a_kernel_that_does_not_compile_gives_way_to_one_that_needs_no_compiler(
     assert "no such instruction" in failed["attention_kernel"]
     before, after = ({step.technique.name: step.technique for step in one.steps} for one in (chosen, built))
     changed = {name: (before[name], after.get(name)) for name in before if before[name] != after.get(name)}
-    assert changed == {"attention_kernel": (AttentionKernel("ragged"), AttentionKernel("bmm")),
+    assert changed == {"allocator": (Allocator("pool"), Allocator("glibc")),
+                       "attention_kernel": (AttentionKernel("ragged"), AttentionKernel("bmm")),
                        "fused_blocks": (FusedBlocks("one_call"), None)}         # of a small model
     assert "no such instruction" in next(found.because for found in built.refused if found.technique == "fused_blocks")
     assert built.estimate == chosen.estimate
