@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from cases import Materials
 from conditions import marked
+from prepare_once import most_resident_kib
 from preparing import once, plain, write_rows
 from starting import start
 
@@ -108,7 +109,7 @@ def trained(materials: Materials, model: tuple[int, int], block: int, blocks: in
                     seconds.append(event["seconds"])
                     tokens = event["tokens"]
                     if len(seconds) > LEAST_STEPS and sum(seconds[1:]) >= LEAST_S:
-                        resident_bytes = most_resident_bytes(run.pid)
+                        resident_bytes = most_resident_kib(run.pid) * 1024
                         break
             else:
                 said.seek(0)
@@ -176,8 +177,3 @@ def events(folder: Path, count: int) -> dict[str, Any]:
 def told(axis: str, at: int, found: Mapping[str, Any]) -> dict[str, Any]:
     say(f"growth, {axis} {at:,}: {found}")
     return {"at": at, **found}
-
-
-def most_resident_bytes(process: int) -> int:
-    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -2,8 +2,8 @@
 
     python prepare_once.py '{"rows": FILE.jsonl, "tokenizer": FOLDER, ...}'
 
-With "only": "tokenizer" no more than the library `tokenizers` on the texts of the same rows, read before, in as many processes:
-what no preparation by it can be faster than.
+With "only": "tokenizer" it times the library `tokenizers` alone: on the texts of the same rows, which were read before, in as
+many processes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def _encoding_s(texts: Sequence[str], tokenizer: Path) -> float:
     return time.perf_counter() - began
 
 
-def most_resident_kib() -> int:
-    """Of this process since it began; what getrusage tells counts who started it, too."""
-    return int(Path("/proc/self/status").read_text(encoding="ascii").partition("VmHWM:")[2].split()[0])
+def most_resident_kib(process: int | str = "self") -> int:
+    """Of a process since it began; what getrusage tells counts who started it, too."""
+    return int(Path(f"/proc/{process}/status").read_text(encoding="ascii").partition("VmHWM:")[2].split()[0])
 
 
 def digest(store: ExampleStore) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 
 from powertrain.cost.fitting import PLANNED_SHARE, ROOM, fitting_tokens, longest_example, memory_of_examples
 from powertrain.cost.workload import Workload
+from powertrain.models.kernels import build
 from powertrain.models.kernels.losses import token_loss
 from powertrain.planner import ask_anew
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
+from powertrain.techniques.allocator import Allocator
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import PlannedRun
 from powertrain.techniques.bf16 import Bf16
@@ -387,6 +390,25 @@ def test_compiling_is_left_to_runs_that_earn_it_back(facts: Facts) -> None:
     refused = ask_anew(TorchCompile.name, without, Recipe(max_steps=100_000))
     assert isinstance(refused, Refusal)
     assert refused.possible is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="this system has no heap of glibc's")
+def test_a_run_too_short_to_compile_the_pool_keeps_memory_in_glibcs_heap(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(facts.hardware, device="cpu", peak_flops_per_s={"fp32": 2e11}, bandwidth_bytes_per_s=4e10)
+    asked = replace(facts, hardware=machine, software=replace(facts.software, missing={}))
+
+    def kind(steps: int, facts: Facts = asked) -> str:
+        answer = ask_anew(Allocator.name, facts, Recipe(max_steps=steps))
+        assert isinstance(answer, Proposal)
+        assert isinstance(answer.technique, Allocator)
+        return answer.technique.kind
+
+    monkeypatch.setattr(build, "is_built", lambda source: False)
+    assert (kind(3), kind(10_000_000)) == ("glibc", "pool")
+    no_compiler = replace(asked, software=replace(asked.software, missing={"c++ compiler": "not installed"}))
+    assert kind(10_000_000, no_compiler) == "glibc"
+    monkeypatch.setattr(build, "is_built", lambda source: source == build.POOL)
+    assert kind(3) == "pool"
 
 
 def test_compiled_blocks_serve_every_layer_and_run_other_shapes_plainly(make_setup: MakeSetup) -> None:

@@ -1,5 +1,6 @@
 """The index of runs says what the whole log says, however it grew, was cut, written anew or damaged."""
 
+import io
 import json
 import os
 
@@ -12,6 +13,7 @@ from runs_written import line_of, write_run
 from powertrain.records.event_log import counted, read_all_events
 from powertrain.records.events import Step
 from powertrain.run.folder import RunFolder, summarise
+from powertrain.web import series
 from powertrain.web.series import MOST_CHUNKS, Index
 
 
@@ -88,6 +90,49 @@ def test_a_line_without_its_end_waits(index, tmp_path):
     with open(run / "events.jsonl", "a") as log:
         log.write(line[40:])
     check_same(index, run)
+
+
+def test_a_line_that_is_completed_while_the_log_is_read_waits_for_the_next_reading():
+    class Growing(io.BytesIO):
+        def readlines(self, size=-1):
+            found = super().readlines(size)
+            if found:                        # the writer goes on between two readings
+                place = self.tell()
+                self.write(rest.pop() if rest else b"")
+                self.seek(place)
+            return found
+
+    line = line_of(21).encode()
+    whole, rest = line_of(20).encode(), [line[40:]]
+    assert list(series._blocks(Growing(whole + line[:40]), 0)) == [[whole]]
+
+
+def test_many_new_steps_are_several_chunks_that_stay_apart(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(series, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(series, "CHUNK_STEPS", 30)
+    run = write_run(tmp_path / "run", 200, ended=False)
+    check_same(index, run)
+    with index._database() as database:
+        sizes = [size // series.ROW_BYTES for size, in database.execute("SELECT LENGTH(steps) FROM chunk ORDER BY begin")]
+    assert len(sizes) > 4
+    assert min(sizes[:-1]) >= 30
+    for step in range(201, 201 + 2 * MOST_CHUNKS):
+        with open(run / "events.jsonl", "a") as log:
+            log.write(line_of(step))
+        Index(index.file).series(run)
+    with index._database() as database:
+        joined = [size // series.ROW_BYTES for size, in database.execute("SELECT LENGTH(steps) FROM chunk ORDER BY begin")]
+    assert joined[:len(sizes) - 1] == sizes[:-1]
+    assert len(joined) < len(sizes) + 2 * MOST_CHUNKS - 10
+    check_same(Index(index.file), run)
+
+
+def test_a_number_beyond_any_float_damages_its_line_alone(index, tmp_path):
+    run = write_run(tmp_path / "run", 20, ended=False)
+    with open(run / "events.jsonl", "a") as log:
+        log.write(line_of(21).replace('"loss": ', f'"loss": 1{"0" * 400}, "was": '))
+    assert index.series(run)["step"].tolist() == list(range(1, 21))
+    assert "is damaged" in index.series(run).damaged
 
 
 @pytest.mark.parametrize("how", ["another inode", "shorter", "same length"])

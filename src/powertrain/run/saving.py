@@ -69,8 +69,8 @@ def saves_of(part: Part, mirror: Mirror | None = None) -> Iterator[Saves]:
         if part.ranks.world == 1:
             with contextlib.suppress(RunFailed):
                 finish(part, saves)
-        elif saves.in_flight is not None:    # its thread does not outlive the process
-            with contextlib.suppress(OSError):
+        elif saves.in_flight is not None:    # its thread does not outlive the process; what ended the session is told, not this
+            with contextlib.suppress(Exception):
                 saves.in_flight.save.wait()
         raise
 
