@@ -158,6 +158,21 @@ def test_a_process_that_was_slow_and_came_to_the_end_leaves_no_stacks(tmp_path: 
     assert [(path.name, path.stat().st_size) for path in (tmp_path / "stacks").iterdir()] == [("rank-0.txt", written)]
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_frozen_process_writes_its_stacks_though_its_watch_is_not_the_first_to_wake(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)     # a thread that is given no time
+    written = []
+    for _ in range(2):
+        with contextlib.suppress(LostPeer), watching(tmp_path, 0, 0.6) as watch:
+            time.sleep(0.7)
+            if goes_on:
+                watch.renew()
+            raise LostPeer("gone")
+        written.append((tmp_path / "stacks" / "rank-0.txt").read_text())
+    assert [text.count("most recent call first") for text in written] == [1, 2]
+
+
 def test_a_process_that_has_told_its_error_was_not_lost_though_another_process_ended_before_it() -> None:
     told = {0: {"message": "stage=4 is none of 1, 2 and 3", "exit_code": 2, "extraInfo": {}}, 1: "To enable traceback see"}
     codes = local._codes({0: -15, 1: LostPeer.exit_code}, told)

@@ -1,13 +1,14 @@
 """A watch over processes that wait for each other: a process that does not get on writes down where it stands.
 
 The watch is a thread of Python's own faulthandler, which needs no lock of the interpreter: it sees a process that hangs inside
-a library, and one that was frozen as soon as the process goes on.
+a library. One that was frozen is seen when it goes on, by that thread or by the one that trains, whichever comes first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,13 +25,30 @@ class Watch:
 
     file: TextIO
     within_s: float
-    _renewed_s: float = field(default=-RENEWED_S, init=False)
+    _renewed_s: float = field(init=False)
+    _size: int = field(init=False)           # of the file then
+
+    def __post_init__(self) -> None:
+        self._wait()
 
     def renew(self) -> None:
         """Begin to wait anew."""
-        if (now_s := time.monotonic()) - self._renewed_s >= RENEWED_S:
-            faulthandler.dump_traceback_later(self.within_s, file=self.file)
-            self._renewed_s = now_s
+        if time.monotonic() - self._renewed_s >= RENEWED_S:
+            self.end()
+            self._wait()
+
+    def end(self) -> None:
+        """Wait no longer."""
+        faulthandler.cancel_dump_traceback_later()
+        if time.monotonic() - self._renewed_s >= self.within_s and self._file_size() == self._size:
+            faulthandler.dump_traceback(self.file)
+
+    def _wait(self) -> None:
+        self._renewed_s, self._size = time.monotonic(), self._file_size()
+        faulthandler.dump_traceback_later(self.within_s, file=self.file)
+
+    def _file_size(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
 
 
 @contextlib.contextmanager
@@ -40,11 +58,10 @@ def watching(run: Path, rank: int, within_s: float) -> Iterator[Watch]:
     path.parent.mkdir(exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         watch, before = Watch(file, within_s), file.tell()
-        watch.renew()
         try:
             yield watch
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            watch.end()
         file.truncate(before)                # slow, and not hanging: all have come to the end
     if not path.stat().st_size:
         path.unlink()
