@@ -72,7 +72,7 @@ def one_call_bytes(block: BlockSizes, tokens: int, item: int) -> tuple[int, int]
     products = max(max(pieces(made * read), pieces(rows * filled_up(made), rows * made, rows * read) + pieces(made, size=FP32))
                    for made, read in shapes)
     return forward, products + pieces(tokens * width, size=FP32) + pieces(
-        *(rows * columns for columns in (width, mlp, mlp, inner, width, mixed, heads)), tokens * heads)
+        *(rows * columns for columns in (width, mlp, mlp, inner, width, mixed, heads)))
 
 
 # ------------------------------------------------------------------------------------------------ tiles

@@ -126,8 +126,9 @@ template <typename T> void multiply_to(const Shape& s, const T* x, const Right<T
   multiply_rows(s, x, right, [&](int64_t row, int64_t column, int64_t columns, const float* sums) {
     T* to = y + row * right.columns + column;
     if (bias) {
+      const float* more = bias + column;
 #pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) store(to[i], sums[i] + bias[column + i]);
+      for (int64_t i = 0; i < columns; ++i) store(to[i], sums[i] + more[i]);
     } else {
 #pragma omp simd
       for (int64_t i = 0; i < columns; ++i) store(to[i], sums[i]);
@@ -141,8 +142,14 @@ void multiply_add(const Shape& s, const T* left, const Right<T>& right, const fl
   multiply_rows(s, left, right, [&](int64_t row, int64_t column, int64_t columns, const float* sums) {
     const float* from = x + row * right.columns + column;
     float* to = total + row * right.columns + column;
+    if (bias) {
+      const float* more = bias + column;
 #pragma omp simd
-    for (int64_t i = 0; i < columns; ++i) to[i] = from[i] + sums[i] + (bias ? bias[column + i] : 0.f);
+      for (int64_t i = 0; i < columns; ++i) to[i] = from[i] + sums[i] + more[i];
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) to[i] = from[i] + sums[i];
+    }
   });
 }
 
@@ -237,10 +244,14 @@ void gradients_of(const Shape& s, Workspace own, const T* dy, int64_t outputs, c
   multiply(outputs, turned, TOKENS, 0, right_of<T>(own, x, tokens, inputs),
            [&](int64_t row, int64_t column, int64_t columns, const float* made) {
     float* gradient = to.weight + row * inputs + column;
-    const float more = norm && norm->bias ? sums[row] : 0.f;
+    if (!norm) {
+      std::copy_n(made, columns, gradient);
+      return;
+    }
+    const float *weight = norm->weight + column, *bias = norm->bias ? norm->bias + column : nullptr;
+    const float more = bias ? sums[row] : 0.f;
 #pragma omp simd
-    for (int64_t i = 0; i < columns; ++i)
-      gradient[i] = norm ? made[i] * norm->weight[column + i] + (norm->bias ? more * norm->bias[column + i] : 0.f) : made[i];
+    for (int64_t i = 0; i < columns; ++i) gradient[i] = made[i] * weight[i] + (bias ? more * bias[i] : 0.f);
   });
 }
 
@@ -253,8 +264,8 @@ template <typename T> void norm_gradients(const Shape& s, const T* dh, const T* 
 // ---------------------------------------------------------------------------------------------- the block
 
 inline Problem problem_of(const Shape& s) {
-  return {s.heads, s.kv_heads, s.head_width, s.documents, s.starts, s.order, s.all_heads(), s.all_heads(), s.all_heads(),
-          s.window, s.scale, 0.f, 0};
+  const int64_t all = s.all_heads();
+  return {s.heads, s.kv_heads, s.head_width, s.documents, s.starts, s.order, all, all, all, all, all, s.window, s.scale, 0.f, 0};
 }
 inline Heads heads_of(const Shape& s) {
   return {s.tokens, s.heads, s.kv_heads, s.head_width, s.rotary_width, s.cosines, s.sines, nullptr, nullptr, 0.f};
@@ -301,11 +312,11 @@ int block_backward(const Shape& s, const Weights& w, const float* given, float* 
   const Saved<T> saved(s, numbers, statistics);
   T *dy = take<T>(own, s, s.width), *act = take<T>(own, s, s.mlp_width), *dact = take<T>(own, s, s.mlp_width);
   T *dinner = take<T>(own, s, s.inner()), *dh = take<T>(own, s, s.width), *dmixed = take<T>(own, s, s.mixed());
-  T *dheads = take<T>(own, s, s.all_heads()), *apart = own.take<T>(s.tokens * s.all_heads());
+  T* dheads = take<T>(own, s, s.all_heads());
   float* between = own.take<float>(s.tokens * s.width);
   const auto rounded = [&](const float* from) {
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < s.tokens * s.width; ++i) store(dy[i], from[i]);
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < s.tokens; ++row) write_row(from + row * s.width, s.width, dy + row * s.width);
   };
   rounded(given);
   apply_back(s, own, w.mlp_out, s.width, s.mlp_width, dy, dact);
@@ -319,10 +330,11 @@ int block_backward(const Shape& s, const Weights& w, const float* given, float* 
   apply_back(s, own, w.out, s.width, s.mixed(), dy, dmixed);
   gradients_of<T>(s, own, dy, s.width, saved.mixed, s.mixed(), nullptr, to.out);
   const T *q = saved.heads, *k = q + s.mixed(), *v = k + s.kv_heads * s.head_width;
-  T *dq = apart, *dk = dq + s.tokens * s.mixed(), *dv = dk + s.tokens * s.kv_heads * s.head_width;
+  T *dq = dheads, *dk = dq + s.mixed(), *dv = dk + s.kv_heads * s.head_width;
   if (const int failed = backward<T>(problem_of(s), dmixed, q, k, v, saved.mixed, saved.sums, dq, dk, dv)) return failed;
-  position_heads_back<Number<T>>(heads_of(s), raw(dq), raw(dk), raw(dv), nullptr, 0, raw(dheads), nullptr,
-                                 omp_get_max_threads());
+  if (s.rotary_width)
+    position_heads_back<Number<T>>(heads_of(s), raw(dq), s.all_heads(), raw(dk), raw(dv), s.all_heads(), nullptr, 0, raw(dheads),
+                                   nullptr, omp_get_max_threads());
   apply_back(s, own, w.qkv, s.all_heads(), s.width, dheads, dh);
   gradients_of(s, own, dheads, s.all_heads(), saved.n_attention, s.width, &w.attention_norm, to.qkv);
   norm_gradients(s, dh, saved.n_attention, to.attention_norm);

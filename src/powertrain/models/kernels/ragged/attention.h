@@ -43,6 +43,7 @@ struct Problem {
   const int64_t* starts;                     // of the documents, and the end
   const int64_t* order;                      // of the documents, the longest first
   int64_t q_stride, k_stride, v_stride;      // elements from a token to the next; heads lie side by side
+  int64_t dq_stride, dk_stride;              // of their gradients, where those of values lie as those of keys
   int64_t window;                            // tokens a row sees, itself included; 0 = all before it
   float scale, dropout;
   uint64_t seed;
@@ -71,6 +72,11 @@ template <typename Visit> void over_tiles(int64_t low, int64_t end, Visit visit)
 
 inline void store(BFloat16& to, float x) { to.x = half_bits(x); }
 inline void store(float& to, float x) { to = x; }
+
+template <typename T> void write_row(const float* from, int64_t width, T* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) store(to[i], from[i]);
+}
 
 // 32 well mixed bits of a counter (Wellons 2018, "lowbias32")
 inline uint32_t mixed(uint32_t x) {
@@ -116,16 +122,39 @@ template <typename T> void interleave(const T* from, int64_t rows, int64_t colum
   }
 }
 
+constexpr int64_t SIDE = 4;                  // words of a vector that every processor has
+
+// a square of SIDE x SIDE words; `columns` words lie between its rows, and `rows` between the rows of the result
+inline void transpose_square(const uint32_t* from, int64_t columns, uint32_t* to, int64_t rows) {
+#if __has_builtin(__builtin_shufflevector)
+  typedef uint32_t Row __attribute__((vector_size(SIDE * 4)));
+  Row a, b, c, d;
+  std::memcpy(&a, from, sizeof(Row));
+  std::memcpy(&b, from + columns, sizeof(Row));
+  std::memcpy(&c, from + 2 * columns, sizeof(Row));
+  std::memcpy(&d, from + 3 * columns, sizeof(Row));
+  const Row ac = __builtin_shufflevector(a, c, 0, 4, 1, 5), bd = __builtin_shufflevector(b, d, 0, 4, 1, 5);
+  const Row ac_behind = __builtin_shufflevector(a, c, 2, 6, 3, 7), bd_behind = __builtin_shufflevector(b, d, 2, 6, 3, 7);
+  const Row turned[SIDE] = {__builtin_shufflevector(ac, bd, 0, 4, 1, 5), __builtin_shufflevector(ac, bd, 2, 6, 3, 7),
+                            __builtin_shufflevector(ac_behind, bd_behind, 0, 4, 1, 5),
+                            __builtin_shufflevector(ac_behind, bd_behind, 2, 6, 3, 7)};
+  for (int64_t i = 0; i < SIDE; ++i) std::memcpy(to + i * rows, &turned[i], sizeof(Row));
+#else
+  for (int64_t j = 0; j < SIDE; ++j)
+    for (int64_t i = 0; i < SIDE; ++i) to[j * rows + i] = from[i * columns + j];
+#endif
+}
+
 // (rows, columns) 32-bit words -> (columns, rows)
 inline void transpose_words(const uint32_t* from, int64_t rows, int64_t columns, uint32_t* to) {
-  constexpr int64_t SIDE = 16;
-  for (int64_t r = 0; r < rows; r += SIDE)
-    for (int64_t c = 0; c < columns; c += SIDE) {
-      const int64_t last_r = std::min(rows, r + SIDE), last_c = std::min(columns, c + SIDE);
-      for (int64_t j = c; j < last_c; ++j)
-#pragma omp simd
-        for (int64_t i = r; i < last_r; ++i) to[j * rows + i] = from[i * columns + j];
-    }
+  const int64_t whole_rows = rows / SIDE * SIDE, whole_columns = columns / SIDE * SIDE;
+  constexpr int64_t LINE = 16;               // words: each of the result's cache lines is written at once
+  for (int64_t line = 0; line < whole_rows; line += LINE)
+    for (int64_t c = 0; c < whole_columns; c += SIDE)
+      for (int64_t r = line; r < std::min(whole_rows, line + LINE); r += SIDE)
+        transpose_square(from + r * columns + c, columns, to + c * rows + r, rows);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
 }
 
 // (rows, columns) end to end -> the right side of a product with columns as its sum: transposed, in pairs
@@ -287,13 +316,12 @@ template <typename T> class Backward {
         turn(rows_, rows, width, queries_turned_);
         interleave(rows_, rows, width, queries_);
         over_tiles(low, last, [&](int64_t key, int64_t keys) { meet(key, keys, first, rows, Tile(key, all), key > low); });
-        for (int64_t r = 0; r < real; ++r) {
-          T* to = dq + ((token + r) * p_.heads + head) * width;
-          for (int64_t d = 0; d < width; ++d) store(to[d], dqueries_[d * rows + r]);
-        }
+        transpose_words(reinterpret_cast<uint32_t*>(dqueries_), width, rows, reinterpret_cast<uint32_t*>(dqueries_turned_));
+        for (int64_t r = 0; r < real; ++r)
+          write_row(dqueries_turned_ + r * width, width, dq + (token + r) * p_.dq_stride + head * width);
       }
-    write(dkeys_, length, dk + (start * p_.kv_heads + kv_head) * width);
-    write(dvalues_, length, dv + (start * p_.kv_heads + kv_head) * width);
+    write(dkeys_, length, dk + start * p_.dk_stride + kv_head * width);
+    write(dvalues_, length, dv + start * p_.dk_stride + kv_head * width);
   }
 
  private:
@@ -366,9 +394,7 @@ template <typename T> class Backward {
   }
 
   void write(const float* from, int64_t length, T* to) {
-    for (int64_t r = 0; r < length; ++r)
-#pragma omp simd
-      for (int64_t d = 0; d < p_.width; ++d) store(to[r * p_.kv_heads * p_.width + d], from[r * p_.width + d]);
+    for (int64_t r = 0; r < length; ++r) write_row(from + r * p_.width, p_.width, to + r * p_.dk_stride);
   }
 
   const Problem& p_;
@@ -382,7 +408,7 @@ template <typename T> class Backward {
   T* dscores_paired_ = scratch_.take<T>(ROWS * KEYS);
   float *dkeys_ = scratch_.take<float>(wide_), *dvalues_ = scratch_.take<float>(wide_);
   float *scores_ = scratch_.take<float>(ROWS * KEYS), *dweights_ = scratch_.take<float>(ROWS * KEYS);
-  float* dqueries_ = scratch_.take<float>(rowed_);
+  float *dqueries_ = scratch_.take<float>(rowed_), *dqueries_turned_ = scratch_.take<float>(rowed_);
   float inner_[ROWS], logs_[ROWS];
   uint32_t counters_[ROWS];
 };

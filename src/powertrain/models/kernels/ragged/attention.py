@@ -26,7 +26,7 @@ class Problem(ctypes.Structure):
 
     _fields_ = [*((name, ctypes.c_int64) for name in ("heads", "kv_heads", "width", "documents")),
                 *((name, ctypes.c_void_p) for name in ("starts", "order")),
-                *((name, ctypes.c_int64) for name in ("q_stride", "k_stride", "v_stride", "window")),
+                *((name, ctypes.c_int64) for name in ("q_stride", "k_stride", "v_stride", "dq_stride", "dk_stride", "window")),
                 ("scale", ctypes.c_float), ("dropout", ctypes.c_float), ("seed", ctypes.c_uint64)]
 
 
@@ -84,7 +84,8 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], dropout:
     if starts[-1] != len(q):
         raise ValueError(f"documents of {starts[-1]} tokens in a batch of {len(q)}")
     return Problem(q.shape[1], k.shape[1], q.shape[2], len(lengths), ctypes.addressof(starts), ctypes.addressof(order),
-                   q.stride(0), k.stride(0), v.stride(0), window or 0, scale, dropout, int(seed) % 2**64)
+                   q.stride(0), k.stride(0), v.stride(0), q.shape[1:].numel(), k.shape[1:].numel(), window or 0, scale, dropout,
+                   int(seed) % 2**64)
 
 
 @lru_cache(maxsize=64)

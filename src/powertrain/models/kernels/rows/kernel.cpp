@@ -28,7 +28,7 @@
   void position_heads_##NAME(const Heads* p, const N* y, N* out) { position_heads(*p, y, out); }                               \
   void position_heads_back_##NAME(const Heads* p, const N* dq, const N* dk, const N* dv, const N* raw, int64_t stride, N* dy,  \
                                   double* sums, int64_t threads) {                                                             \
-    position_heads_back(*p, dq, dk, dv, raw, stride, dy, sums, threads);                                                       \
+    position_heads_back(*p, dq, p->heads * p->width, dk, dv, p->kv_heads * p->width, raw, stride, dy, sums, threads);          \
   }                                                                                                                            \
   void add_##NAME(int64_t rows, int64_t width, float* x, const N* y) { add(rows, width, x, y); }
 

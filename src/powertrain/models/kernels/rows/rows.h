@@ -34,6 +34,7 @@ struct Norm {
 template <typename N>
 void normalise(int64_t rows, int64_t width, const float* x, const N* added, const Norm& norm, float* joined, N* n, N* h,
                float* rates) {
+  const float *weight = norm.weight, *bias = norm.bias;        // through the reference they would be gathered one by one
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const float* read = x + row * width;
@@ -55,19 +56,19 @@ void normalise(int64_t rows, int64_t width, const float* x, const N* added, cons
     const float rate = 1.f / std::sqrt(squares / float(width) + norm.epsilon);
     N *unit = n + row * width, *out = h + row * width;
     rates[row] = rate;
-    if (norm.bias) {
+    if (bias) {
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) {
         const float value = (read[i] - mean) * rate;
         put(unit[i], value);
-        put(out[i], value * norm.weight[i] + norm.bias[i]);
+        put(out[i], value * weight[i] + bias[i]);
       }
     } else {
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) {
         const float value = (read[i] - mean) * rate;
         put(unit[i], value);
-        put(out[i], value * norm.weight[i]);
+        put(out[i], value * weight[i]);
       }
     }
   }
@@ -77,6 +78,7 @@ void normalise(int64_t rows, int64_t width, const float* x, const N* added, cons
 template <typename N>
 void normalise_back(int64_t rows, int64_t width, const N* dh, const N* n, const float* rates, const Norm& norm, const float* dx,
                     float* out) {
+  const float* weight = norm.weight;
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const N *given = dh + row * width, *unit = n + row * width;
@@ -84,7 +86,7 @@ void normalise_back(int64_t rows, int64_t width, const N* dh, const N* n, const 
     float along = 0, mean = 0;
 #pragma omp simd reduction(+ : along, mean)
     for (int64_t i = 0; i < width; ++i) {
-      const float dn = get(given[i]) * norm.weight[i];
+      const float dn = get(given[i]) * weight[i];
       along += dn * get(unit[i]);
       mean += dn;
     }
@@ -94,7 +96,7 @@ void normalise_back(int64_t rows, int64_t width, const N* dh, const N* n, const 
     const float rate = rates[row];
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i)
-      to[i] = above[i] + rate * (get(given[i]) * norm.weight[i] - mean - get(unit[i]) * along);
+      to[i] = above[i] + rate * (get(given[i]) * weight[i] - mean - get(unit[i]) * along);
   }
 }
 
@@ -213,11 +215,12 @@ template <typename N> void position_heads(const Heads& p, const N* y, N* out) {
   }
 }
 
-// the gradient of y from those of queries (T, H, D), keys and values (T, K, D); `raw` are y's queries and keys, `stride` numbers from
-// a token to the next; `sums` (threads, 2, D) begin at zero and get each thread's part of the gradients of the norms
+// the gradient of y from those of queries (T, H, D), keys and values (T, K, D), which may be where they belong in dy; `raw` are y's
+// queries and keys. Strides are numbers from a token to the next, that of values as of keys. `sums` (threads, 2, D) begin at zero
+// and get each thread's part of the gradients of the norms
 template <typename N>
-void position_heads_back(const Heads& p, const N* dq, const N* dk, const N* dv, const N* raw, int64_t stride, N* dy,
-                         double* sums, int64_t threads) {
+void position_heads_back(const Heads& p, const N* dq, int64_t q_stride, const N* dk, const N* dv, int64_t k_stride, const N* raw,
+                         int64_t stride, N* dy, double* sums, int64_t threads) {
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> given(p.width);
@@ -226,7 +229,7 @@ void position_heads_back(const Heads& p, const N* dq, const N* dk, const N* dv, 
       N* to = dy + row * p.all();
       for (int64_t head = 0; head < p.heads + p.kv_heads; ++head, to += p.width) {
         const bool is_query = head < p.heads;
-        const N* from = is_query ? dq + (row * p.heads + head) * p.width : dk + (row * p.kv_heads + head - p.heads) * p.width;
+        const N* from = is_query ? dq + row * q_stride + head * p.width : dk + row * k_stride + (head - p.heads) * p.width;
         if (!p.q_norm) {
           turn(p, row, -1.f, from, to);
           continue;
@@ -244,7 +247,7 @@ void position_heads_back(const Heads& p, const N* dq, const N* dk, const N* dv, 
         along /= float(p.width);
         for (int64_t i = 0; i < p.width; ++i) put(to[i], rate * (given[i] * weight[i] - get(x[i]) * rate * along));
       }
-      std::copy_n(dv + row * p.kv_heads * p.width, p.kv_heads * p.width, to);
+      if (const N* from = dv + row * k_stride; from != to) std::copy_n(from, p.kv_heads * p.width, to);
     }
   }
 }
