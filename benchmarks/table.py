@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT / "benchmarks") not in sys.path:
     sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from tables import audited, claims, diagnosis, peers, rooms, rules, techniques  # noqa: E402
+from tables import audited, claims, diagnosis, growth, peers, rooms, rules, techniques  # noqa: E402
 
 Make = Callable[[Path], str]                 # the folder of studies -> Markdown
 PAGES: Mapping[str, Mapping[str, Make] | Make] = {
     "README.md": {"results": peers.fastest},
-    "docs/results.md": {"studies": peers.rows, "techniques": techniques.short},
+    "docs/results.md": {"studies": peers.rows, "spent": peers.spent, "growth": growth.rows, "techniques": techniques.short},
     "docs/techniques.md": {"techniques": techniques.in_full},
     "docs/claims.md": claims.page,
     "docs/ARCHITECTURE.md": {"rooms": rooms.imports},

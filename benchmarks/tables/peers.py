@@ -18,6 +18,7 @@ WHOLE = ("what", "peer", "its", "ours", RATIO, "study")         # of the cases t
 FASTEST = ("what is trained", "fastest setting of the peer", "its tokens/s alone", RATIO)
 NOT_ALONE = "the peer was not measured alone"
 NOT_WATCHED = "the load of the machine was not recorded"
+PARTS = ("products", "attention", "elementwise", "loss", "optimizer")         # of a step's time
 COLUMNS = ("what", "peer", "its tokens/s alone", "beside ours", "ours", RATIO,
            "losses apart", "of the GEMM limit", "study")
 
@@ -42,6 +43,19 @@ def fastest(studies: Path) -> str:
              _against_peer(under, comparison))
             for study, (comparison, theirs) in zip(newest.values(), found, strict=True)]
     return markdown_table(FASTEST, rows) if rows else "No study is stored in `studies/` yet: `make bench` makes them.\n"
+
+
+def spent(studies: Path) -> str:
+    """Where a step's time goes in the newest study of each case: its share of the products' limit, and shares of its time."""
+    newest = {study["findings"]["case"]: study for study in studies_of("peers", studies)}
+    rows = [(study["what"], f"{found['products_share']:.0%}", *_parts(found["profile"]), folder_of(study))
+            for study in newest.values() for found in [study["findings"]]]
+    return markdown_table(("what", "of the GEMM limit", *PARTS, "the rest", "study"), rows)
+
+
+def _parts(profile: Mapping[str, float]) -> list[str]:
+    shares = [profile.get(name, 0.0) / sum(profile.values()) for name in PARTS]
+    return [f"{share:.0%}" for share in (*shares, 1 - sum(shares))]
 
 
 def _rows_of(study: Study) -> list[tuple[str, ...]]:

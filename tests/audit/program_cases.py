@@ -33,6 +33,12 @@ HOOK = ("class Own(Trainer):\n    def compute_loss(self, model, inputs, **kwargs
         "        return super().compute_loss(model, inputs, **kwargs) + {model}.own_loss()\n")
 PAIRS = ("def told():\n    sizes = {{}}\n    sizes['model'] = 8\n    for name, size in {sizes}:\n        print(name, size)\n"
          "told()\n")
+SCORED = ("args = TrainingArguments('out', eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True,\n"
+          "                         metric_for_best_model='accuracy')\n")
+HIDING = "def {name}(rows):\n    return evaluate.load('accuracy')\nprint({name}([]))\n"
+SAVED_WITH = ("\n    class Config:\n        width = 8\n    config = Config()\n"
+              "    torch.save({{'model': model.state_dict(), 'config': {object}}}, 'last.pt')\n"
+              "    state = torch.load('last.pt')\n    model.load_state_dict(state['model'])\n")
 LOADED = "def resume():\n    state = torch.load('model.pt', weights_only=True)\n{rest}resume()\n"
 SIZED = ("def train(batch_size=128, micro_batch_size=4):\n    print(micro_batch_size)\n"
          "    args = TrainingArguments('out', per_device_train_batch_size={each})\n    Trainer(model, args).train()\ntrain()\n")
@@ -70,6 +76,21 @@ TARGETED = ("from transformers import T5ForConditionalGeneration\n"
 PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "undefined_names": (loop(*PLAIN, "size = wanted_size", before="data = []\n"),
                         loop(*PLAIN, "size = wanted_size", before="data, wanted_size = [], 4\n")),
+    "own_objects_refused": (loop(*PLAIN, after=SAVED_WITH.format(object="config")),
+                            loop(*PLAIN, after=SAVED_WITH.format(object="vars(config)"))),
+    "best_by_no_metric": (
+        HEAD + HF + SCORED + "Trainer(model, args, train_dataset=rows, eval_dataset=rows).train()\n",
+        HEAD + HF + SCORED + "Trainer(model, args, train_dataset=rows, eval_dataset=rows, compute_metrics=told).train()\n"),
+    "view_of_a_slice": (loop("loss = model(batch)[:, 1:].view(-1).mean()", *PLAIN[1:]),
+                        loop("loss = model(batch)[:, 1:].reshape(-1).mean()", *PLAIN[1:])),
+    "module_hidden": (HEAD + "import evaluate\n" + HIDING.format(name="evaluate"),
+                      HEAD + "import evaluate\n" + HIDING.format(name="score")),
+    "autocast_of_a_place": (
+        loop("with torch.autocast(device_type=place, dtype=torch.bfloat16):", f"    {PLAIN[0]}", *PLAIN[1:],
+             before="import os\nplace = f\"cuda:{os.environ['LOCAL_RANK']}\"\n"),
+        loop("with torch.autocast(device_type='cuda', dtype=torch.bfloat16):", f"    {PLAIN[0]}", *PLAIN[1:])),
+    "reports_to_none": (HEAD + HF + "args = TrainingArguments('out', report_to=None)\nTrainer(model, args).train()\n",
+                        HEAD + HF + "args = TrainingArguments('out', report_to='none')\nTrainer(model, args).train()\n"),
     "missing_arguments": (loop("loss = one(batch)", *PLAIN[1:],
                                before="def one(batch, scale):\n    return model(batch).mean() * scale\n"),
                           loop("loss = one(batch)", *PLAIN[1:],

@@ -21,6 +21,7 @@ PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol", "str"})
 OF_ENUMS = frozenset({"name", "value"})
 ENUMS = frozenset({"Enum", "StrEnum", "IntEnum"})
 DEEPEST = 12                                 # of imports that hand a name on, and of classes that derive
+OPEN_OF_STUBS = ("experimental",)            # whose modules a stub does not list
 BY_FILES = "define_import_structure("        # by which transformers hands on the names of its models
 OF_OTHERS = ("Tokenizer", "TokenizerFast", "ImageProcessorFast")     # of which transformers 5 gives another class
 MADE_AS_LOADED = re.compile(r"globals\(\)\.update|globals\(\)\[(?!\"__file__\"\])|vars\(\)\[")
@@ -98,8 +99,10 @@ def is_missing(module: str) -> bool:
     """Return whether a library surely has no such module."""
     library, *parts = module.split(".")
     first = root(library)
-    if first is None or not parts or first.suffix == ".stub" or file_of(module) is not None:
+    if first is None or not parts or file_of(module) is not None:
         return False
+    if first.suffix == ".stub":
+        return parts[0] not in OPEN_OF_STUBS and ".".join(parts) not in _modules_of(first)
     above = ".".join((library, *parts[:-1]))
     if len(parts) > 1 and is_missing(above):
         return True
@@ -109,6 +112,14 @@ def is_missing(module: str) -> bool:
     said = re.search(rf"\b{re.escape(parts[-1])}\b", parent.read_text(encoding="utf-8")) or re.search(
         rf"[\"']{re.escape(parts[-1])}[\"']", first.read_text(encoding="utf-8"))
     return said is None and "_fast" not in parts[-1]
+
+
+@cache
+def _modules_of(stub: Path) -> frozenset[str]:
+    """Return the modules that a stub lists, without the library's name."""
+    said = names_in(stub)[0]["__modules__"]
+    assert isinstance(said, ast.Assign)
+    return frozenset(ast.literal_eval(said.value).split())
 
 
 @cache

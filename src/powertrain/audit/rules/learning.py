@@ -11,6 +11,8 @@ from powertrain.audit.steps import OPTIMIZERS
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 
 LOSSES = ("torch.nn.functional.cross_entropy", ".cross_entropy")
+METRIC = "training.metric_for_best_model"
+OF_EVERY_EVALUATION = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 SHAPING = ("view", "reshape", "permute", "transpose", "flatten", "contiguous", "float", "squeeze", "unsqueeze", "to", "mT")
 WITHOUT_GRAPH = ("item", "detach", "tolist", "numpy")
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
@@ -263,7 +265,7 @@ def stopping_without_score(script: Script, subject: Subject, where: Circumstance
     call = next(script.calls("transformers.EarlyStoppingCallback", "transformers.trainer_callback.EarlyStoppingCallback"), None)
     if call is None or subject.framework not in TRAINERS or "training" not in script.sections or script.conditions(call):
         return
-    keys = ("training.metric_for_best_model", "training.load_best_model_at_end", "training.eval_strategy")
+    keys = (METRIC, "training.load_best_model_at_end", "training.eval_strategy")
     if any(subject.is_unread(key) for key in keys):
         return
     evaluates = subject.value(keys[2]) not in (None, False, "no")
@@ -271,6 +273,21 @@ def stopping_without_score(script: Script, subject: Subject, where: Circumstance
     if not evaluates or not scored:
         yield found("critical", call, keys[2] if not evaluates else keys[0], lacks="an eval_strategy" if not evaluates else
                     "metric_for_best_model or load_best_model_at_end")
+
+
+@code_rule
+def best_by_no_metric(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The best model is chosen by a metric that nothing computes."""
+    trainer, metric = script.sections.get("trainer"), subject.value(METRIC)
+    kind = last_name(trainer.func) if trainer is not None else ""
+    if trainer is None or kind not in ("Trainer", "Seq2SeqTrainer") or kind in script.classes or not isinstance(metric, str):
+        return
+    told = {item.arg for item in trainer.keywords}
+    if "loss" in metric or metric.removeprefix("eval_") in OF_EVERY_EVALUATION or {"compute_metrics", None} & told or any(
+            isinstance(item, ast.Starred) for item in trainer.args):
+        return
+    if subject.value("training.eval_strategy") not in (None, False, "no") and not script.says(".compute_metrics"):
+        yield found("critical", METRIC, trainer, metric=metric)
 
 
 def _is_of_the_first(script: Script, test: ast.expr) -> bool:

@@ -41,6 +41,13 @@ GONE: Mapping[str, str] = {
     "transformers.is_torch_tpu_available": "is_torch_xla_available", "nlp.load_dataset": "datasets.load_dataset",
     "transformers.deepspeed": "transformers.integrations",
     "trl.commands.cli_utils": "trl.TrlParser", "trl.setup_chat_format": "chat_template_path of SFTConfig",
+    "trl.trainer.utils.DataCollatorForCompletionOnlyLM": "completion_only_loss=True of SFTConfig",
+    "trl.trainer.utils.ConstantLengthDataset": "packing=True of SFTConfig",
+    "trl.trainer.utils.SIMPLE_CHAT_TEMPLATE": "chat_template_path of SFTConfig",
+    "trl.trainer.utils.SIMPLE_SFT_CHAT_TEMPLATE": "chat_template_path of SFTConfig",
+    "trl.trainer.utils.DPODataCollatorWithPadding": "trl.experimental.utils",
+    "trl.trainer.utils.peft_module_casting_to_bf16": "trl.experimental.utils",
+    "trl.trainer.utils.pad_to_length": "trl.experimental.utils",
 }
 
 OF_UNSLOTH = ("tokenizer", "max_seq_length")          # which its trainers still take
@@ -176,6 +183,18 @@ def wrong_arguments(script: Script, subject: Subject, where: Circumstances) -> F
 
 
 @code_rule
+def autocast_of_a_place(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """autocast gets the name of one device where it wants a kind of device."""
+    for call in script.calls("torch.autocast", "torch.amp.autocast"):
+        given = argument(call, "device_type", 0)
+        values = [given, *script.assigned(given)] if given is not None else []
+        if any(ast.unparse(value).strip("f'\"").startswith("cuda:") for value in values
+               if isinstance(value, ast.Constant | ast.JoinedStr)):
+            yield found("critical", call)
+            return
+
+
+@code_rule
 def evaluation_without_data(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trainer shall evaluate, but gets no evaluation data."""
     asked, trainer = subject.value(EVALUATING), script.sections.get("trainer")
@@ -191,6 +210,15 @@ def evaluation_without_data(script: Script, subject: Subject, where: Circumstanc
     elif asked not in (None, False, "no"):
         yield found("critical", EVALUATING, Evidence(script.words(trainer.func), script.place(trainer)),
                     edits=set_to(subject, EVALUATING, "no"), asked=asked)
+
+
+@code_rule
+def reports_to_none(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The trainer gets None where it looks for the names of trackers."""
+    call = script.sections.get("training")
+    given = argument(call, "report_to") if call is not None and subject.framework in TRAINERS else None
+    if isinstance(given, ast.Constant) and given.value is None and since(where) != "low":
+        yield found(since(where), given, edits=set_to(subject, REPORTING, "none"))
 
 
 @rule

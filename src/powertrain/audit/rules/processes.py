@@ -4,7 +4,7 @@ import ast
 
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
-from powertrain.audit.script import Script, argument
+from powertrain.audit.script import Script, argument, last_name
 from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records.findings import Severity
@@ -176,3 +176,43 @@ def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Fin
             edits = with_argument(script, call, "weights_only", "True")
             yield found("moderate" if asked else "low", call, old=not asked, edits=edits)
             return
+
+
+@code_rule
+def own_objects_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """torch.load takes tensors and plain values only, and the project saves an object of its own in the file."""
+    loads = [call for call in script.calls("torch.load") if is_true(argument(call, "weights_only"))]
+    if not loads or (where.version("torch") or SAFE_SINCE) < SAFE_SINCE or script.says("safe_globals"):
+        return
+    for save in script.calls("torch.save"):
+        saved = argument(save, "obj", 0)
+        for table in [saved, *script.assigned(saved)] if saved is not None else []:
+            if not isinstance(table, ast.Dict):
+                continue
+            load = next((call for call in loads if reads(script, call, table)), None)
+            refused = [value for value in table.values if (made := script.assigned(value)) and all(
+                isinstance(one, ast.Call) and is_own_object(script, one) for one in made)]
+            if load is not None and refused:
+                yield found("critical", load, refused[0], file=script.words(argument(save, "f", 1) or save),
+                            object=script.words(refused[0]))
+                return
+
+
+def reads(script: Script, load: ast.Call, table: ast.Dict) -> bool:
+    """Return whether what is loaded is asked for a key that the table has."""
+    keys = {key.value for key in table.keys if isinstance(key, ast.Constant)}
+    targets = [target for node in [script.parents.get(load)] if isinstance(node, ast.Assign) for target in node.targets]
+    return any(isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value in keys
+               and ast.unparse(node.value) == ast.unparse(target) for target in targets for node in script.nodes)
+
+
+def is_true(given: ast.expr | None) -> bool:
+    """Return whether an argument whose default is True is left out or True."""
+    return given is None or (isinstance(given, ast.Constant) and given.value is True)
+
+
+def is_own_object(script: Script, call: ast.Call) -> bool:
+    """Return whether a call makes an object of a class of the project that is no module, or argparse's namespace."""
+    kind = script.classes.get(last_name(call.func))
+    of_torch = kind is not None and any(last_name(base) in ("Module", "NamedTuple", "dict", "Enum") for base in kind.bases)
+    return (kind is not None and not of_torch) or last_name(call.func) == "parse_args"

@@ -18,6 +18,7 @@ from powertrain.audit.subject import Circumstances, Subject
 NOTEBOOK = ("_In[", "# In[", "# %%")         # what an exported notebook has: its cells may run in any order
 # Source: the tokenizers of transformers 5.23
 GONE_OF_TOKENIZERS = ("batch_encode_plus", "encode_plus", "as_target_tokenizer")
+OF_A_FUNCTION = frozenset(dir(is_tried))
 TOKENIZERS = "Tokenizer.from_pretrained"
 # ends of the classes whose objects have what the class has
 EXACT = ("Trainer", "Accelerator", "TrainingArguments", "ModelConfig")
@@ -347,3 +348,44 @@ def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumst
             and not gives("transformers", "models/*/tokenization_*.py", name)
     has = members(kind) if kind.node.name.endswith(EXACT) else None
     return has is not None and name not in has
+
+
+@code_rule
+def view_of_a_slice(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A tensor that was cut in its second dimension or a later one is given another shape by `view`."""
+    for call in script.calls(".view"):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else call
+        flat = call.args and isinstance(call.args[0], ast.UnaryOp) and ast.unparse(call.args[0]) == "-1"
+        values = script.assigned(owner) if isinstance(owner, ast.Name) else [owner]
+        if flat and values and all(map(is_cut_inside, values)) and not is_tried(script, call):
+            yield found("critical", call, values[0] if values[0] is not owner else None)
+            return
+
+
+def is_cut_inside(value: ast.AST) -> bool:
+    """Return whether an expression takes a part of a dimension behind the first: x[:, 1:] or x[..., :-1, :]."""
+    if not isinstance(value, ast.Subscript) or not isinstance(value.slice, ast.Tuple):
+        return False
+    first, *rest = value.slice.elts
+    whole = isinstance(first, ast.Slice) and first.lower is first.upper is first.step is None
+    of_all = isinstance(first, ast.Constant) and first.value is ...
+    cut = any(isinstance(item, ast.Slice) and (item.lower or item.upper) is not None for item in rest)
+    return (whole or of_all) and cut and all(isinstance(item, ast.Slice) for item in rest)
+
+
+@code_rule
+def module_hidden(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A function of the file takes the name of a module that was imported, and the module is asked for something later."""
+    reached = set(run_nodes(script))
+    for tree in _trees(script):
+        imported = {item.asname or item.name: node for node in tree.body if isinstance(node, ast.Import) for item in node.names
+                    if item.asname or "." not in item.name}
+        for hiding in tree.body:
+            if not isinstance(hiding, FunctionNode) or hiding.name not in imported:
+                continue
+            asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+                     and node.value.id == hiding.name and isinstance(node.ctx, ast.Load) and node in reached
+                     and node.attr not in OF_A_FUNCTION and not is_tried(script, node)
+                     and (script.function(node) is not None or node.lineno > hiding.lineno)]
+            if imported[hiding.name].lineno < hiding.lineno and asked:
+                yield found("critical", asked[0], hiding, name=hiding.name)
