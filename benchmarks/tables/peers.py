@@ -49,7 +49,7 @@ def spent(studies: Path) -> str:
     """Where a step's time goes in the newest study of each case: its share of the products' limit, and shares of its time."""
     newest = {study["findings"]["case"]: study for study in studies_of("peers", studies)}
     rows = [(study["what"], f"{found['products_share']:.0%}", *_parts(found["profile"]), folder_of(study))
-            for study in newest.values() for found in [study["findings"]]]
+            for study in newest.values() for found in [study["findings"]] if "profile" in found]
     return markdown_table(("what", "of the GEMM limit", *PARTS, "the rest", "study"), rows)
 
 
