@@ -36,6 +36,7 @@ def test_a_rule_is_silent_in_its_near_miss(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["from transformers import AdamW", "from trl import PPOTrainer",
+                                  "from trl.core import LengthSampler", "from trl.trainer.utils import SIMPLE_CHAT_TEMPLATE",
                                   "import transformers.deepspeed",
                                   "from datasets import load_metric", "import transformers\nprint(transformers.TextDataset)"])
 def test_names_that_the_release_in_force_does_not_have_are_said(line: str, tmp_path: Path) -> None:
@@ -45,12 +46,44 @@ def test_names_that_the_release_in_force_does_not_have_are_said(line: str, tmp_p
 
 
 @pytest.mark.parametrize("line", ["from transformers import LlamaForCausalLM, Trainer, set_seed", "from trl import SFTTrainer",
+                                  "from trl.trainer.utils import get_peft_config",
+                                  "from trl.experimental.ppo import PPOTrainer",
                                   "from transformers import T5TokenizerFast",
                                   "from datasets import Features, load_dataset", "from torch.utils.data import DataLoader",
                                   "from transformers.trainer_utils import get_last_checkpoint",
                                   "from torch.cuda.amp import autocast"])
 def test_names_that_it_has_are_not(line: str, tmp_path: Path) -> None:
     assert said("removed_imports", f"{line}\n{HEAD}{ARGUMENTS}", tmp_path) == []
+
+
+TRAINED = HEAD + ARGUMENTS + "trainer = Trainer(model, args)\nresult = trainer.train()\nprint({asked})\n"
+ON_ONE = HEAD + "{first}model = AutoModelForCausalLM.from_pretrained('gpt2', device_map='cuda')\n" + ARGUMENTS + (
+    "Trainer(model, args, train_dataset=rows).train()\n")
+IN_HALF = HEAD + "model = AutoModelForCausalLM.from_pretrained('gpt2', dtype=torch.bfloat16)\n{then}" + ARGUMENTS + (
+    "Trainer(model, args, train_dataset=rows).train()\n")
+JUDGED = loop("model.eval()", *PLAIN, before="class Network(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+              "        self.layer = nn.{layer}\nmodel = Network()\n")
+RESUMED = HEAD + ("import argparse\ndef options():\n    return {options}\nargs = options()\n"
+                  "torch.save({{'model': model.state_dict(), 'args': args}}, 'last.pt')\n"
+                  "state = torch.load('last.pt')\nprint(state['model'])\n")
+
+
+@pytest.mark.parametrize(("rule", "text", "defect", "none"), [
+    ("attributes_missing", TRAINED, {"asked": "trainer.training_loss"}, {"asked": "result.training_loss"}),
+    ("arguments_lacking", TRAINED, {"asked": "nn.Linear(4)"}, {"asked": "nn.Linear(4, 8)(rows)"}),
+    ("missing_arguments", TRAINED, {"asked": "torch.softmax(rows)"}, {"asked": "torch.softmax(rows, -1)"}),
+    ("device_map_in_processes", ON_ONE, {"first": ""},
+     {"first": "from transformers import HfArgumentParser\n"
+               "asked, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"}),
+    ("half_weights_trained", IN_HALF, {"then": ""},
+     {"then": "from peft import PeftModel\n"
+              "model = PeftModel.from_pretrained(model, 'adapter', is_trainable=True)\n"}),
+    ("evaluation_mode_left_on", JUDGED, {"layer": "Dropout(0.1)"}, {"layer": "Linear(8, 8)"}),
+    ("own_objects_refused", RESUMED, {"options": "argparse.ArgumentParser().parse_args()"}, {"options": "dict(width=8)"})])
+def test_what_readers_of_public_code_called_no_defect_is_none(rule: str, text: str, defect: dict[str, str],
+                                                              none: dict[str, str], tmp_path: Path) -> None:
+    assert len(said(rule, text.format(**defect), tmp_path)) == 1
+    assert said(rule, text.format(**none), tmp_path) == []
 
 
 @pytest.mark.parametrize(("lines", "fires"), [

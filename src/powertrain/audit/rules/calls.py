@@ -84,6 +84,8 @@ def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST, str]]:
 
 def _called(script: Script, call: ast.Call, where: Circumstances) -> Defined | None:
     """Return what a call runs: a library's class or function, a method of its objects, or what an own class inherits."""
+    if isinstance(call.func, ast.Call):      # what was made is called, in one expression
+        return None
     if (kind := of_library(script, call.func, where)) is not None:
         return kind
     if isinstance(call.func, ast.Name):
@@ -125,6 +127,9 @@ def object_of(script: Script, node: ast.AST, where: Circumstances) -> Defined | 
     values = script.assigned(node)
     if not (all(isinstance(value, ast.Call) for value in values) if values else _is_parsed(script, node.id)):
         return None
+    if any(isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and last_name(value.func.value) in script.kinds
+           for value in values):
+        return None                          # what a method of an object gave
     kind = next(iter(made))
     for library, ending, name in OPENED:
         if kind.startswith(library) and kind.endswith(ending):

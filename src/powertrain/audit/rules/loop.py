@@ -164,6 +164,8 @@ def _is_without_gradients(script: Script, loop: Loop) -> bool:
 @code_rule
 def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop calls model.eval() and never model.train(), so dropout stays off."""
+    if script.classes and not script.says("ropout", "BatchNorm", "from_pretrained"):     # a network without any
+        return
     for step in training_steps(script):
         for around in _around(script, step):
             switched = _switches(script, around, "eval")

@@ -125,7 +125,7 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
 def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     """All weights are trained in bf16 or fp16, which rounds small updates away."""
     dtype = subject.weights_dtype
-    adapted = subject.script is not None and subject.script.has_call("peft.get_peft_model")
+    adapted = subject.script is not None and subject.script.has_call("peft.get_peft_model", "peft.PeftModel.from_pretrained")
     if dtype in ("bf16", "fp16") and subject.method == "full" and not adapted:
         rate = subject.number("training.learning_rate") or None
         yield found("moderate", "model.dtype", type=dtype, rate=rate if dtype == "bf16" else None,

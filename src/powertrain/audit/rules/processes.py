@@ -60,7 +60,8 @@ def device_map_in_processes(subject: Subject, where: Circumstances) -> Findings:
         return
     if script.launch is not None and "WORLD_SIZE" not in script.launch:
         return                                           # the same code is looked at as torchrun starts it
-    of_process = script.says("local_rank", "LOCAL_RANK", "process_index", "PartialState")
+    of_process = script.says("local_rank", "LOCAL_RANK", "process_index", "PartialState") or (
+        setting.value == "cuda" and script.says("HfArgumentParser", "TrlParser"))        # which gives a process its own GPU
     first, trainer = setting.value in FIRST_GPU and not of_process, script.sections.get("trainer")
     later = trainer is not None and setting.place.file == str(script.path) and setting.place.line > trainer.lineno
     if (setting.value in SPLITTING or first) and not later:          # later: a model that is tried out after the training
@@ -215,4 +216,7 @@ def is_own_object(script: Script, call: ast.Call) -> bool:
     """Return whether a call makes an object of a class of the project that is no module, or argparse's namespace."""
     kind = script.classes.get(last_name(call.func))
     of_torch = kind is not None and any(last_name(base) in ("Module", "NamedTuple", "dict", "Enum") for base in kind.bases)
-    return (kind is not None and not of_torch) or last_name(call.func) == "parse_args"
+    function = script.called(call)
+    told = [call] if function is None else [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    parsed = any(isinstance(one, ast.Call) and last_name(one.func) == "parse_args" for one in told)
+    return (kind is not None and not of_torch) or parsed
