@@ -369,8 +369,14 @@ def is_cut_inside(value: ast.AST) -> bool:
     first, *rest = value.slice.elts
     whole = isinstance(first, ast.Slice) and first.lower is first.upper is first.step is None
     of_all = isinstance(first, ast.Constant) and first.value is ...
-    cut = any(isinstance(item, ast.Slice) and (item.lower or item.upper) is not None for item in rest)
+    cut = any(isinstance(item, ast.Slice) and (is_number(item.lower) or is_number(item.upper)) for item in rest)
     return (whole or of_all) and cut and all(isinstance(item, ast.Slice) for item in rest)
+
+
+def is_number(bound: ast.expr | None) -> bool:
+    """Return whether a slice begins or ends at a number but 0, such as 1 or -1: what is not written may be the whole length."""
+    value = bound.operand if isinstance(bound, ast.UnaryOp) else bound
+    return isinstance(value, ast.Constant) and isinstance(value.value, int) and value.value != 0
 
 
 @code_rule
