@@ -170,7 +170,7 @@ def test_a_frozen_process_writes_its_stacks_though_its_watch_is_not_the_first_to
                 watch.renew()
             raise LostPeer("gone")
         written.append((tmp_path / "stacks" / "rank-0.txt").read_text())
-    assert [text.count("most recent call first") for text in written] == [1, 2]
+    assert [text.count("Current thread") for text in written] == [1, 2]      # others may be alive, of other tests
 
 
 def test_a_process_that_has_told_its_error_was_not_lost_though_another_process_ended_before_it() -> None:
