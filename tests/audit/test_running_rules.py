@@ -71,7 +71,7 @@ RESUMED = HEAD + ("import argparse\ndef options():\n    return {options}\nargs =
 @pytest.mark.parametrize(("rule", "text", "defect", "none"), [
     ("attributes_missing", TRAINED, {"asked": "trainer.training_loss"}, {"asked": "result.training_loss"}),
     ("arguments_lacking", TRAINED, {"asked": "nn.Linear(4)"}, {"asked": "nn.Linear(4, 8)(rows)"}),
-    ("missing_arguments", TRAINED, {"asked": "torch.softmax(rows)"}, {"asked": "torch.softmax(rows, -1)"}),
+    ("arguments_lacking", TRAINED, {"asked": "torch.softmax(rows)"}, {"asked": "torch.softmax(rows, -1)"}),
     ("device_map_in_processes", ON_ONE, {"first": ""},
      {"first": "from transformers import HfArgumentParser\n"
                "asked, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"}),

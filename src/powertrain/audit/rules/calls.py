@@ -15,6 +15,8 @@ from powertrain.audit.subject import Circumstances, Subject
 # calls that open an object -> the class of what they give, or one that it derives from
 OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase"), ("peft", "get_peft_model", "PeftModel"),
           ("peft", "PeftModel.from_pretrained", "PeftModel"), ("transformers", "LM.from_pretrained", "PreTrainedModel"))
+# what functions that are compiled have to be given, as installed.required returns it
+COMPILED = {f"torch.{name}": (("input", "dim"), frozenset[str]()) for name in ("softmax", "log_softmax")}
 DTYPES = ("dtype", "torch_dtype", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
 PARSED = ("parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict", "parse_args_and_config")
 SAID_OF_KEYS = ("transformers.TrainingArguments", "trl.SFTConfig")       # whose unknown arguments unknown_keys says
@@ -53,7 +55,7 @@ def arguments_lacking(script: Script, subject: Subject, where: Circumstances) ->
         if not isinstance(call, ast.Call) or is_guarded(script, call) or any(
                 isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
             continue
-        placed, alone = required(_called(script, call, where))
+        placed, alone = COMPILED.get(script.name(call.func)) or required(_called(script, call, where))
         given = {item.arg for item in call.keywords}
         lost = [name for name in (*placed[len(call.args):], *sorted(alone)) if name not in given]
         if lost:

@@ -185,7 +185,7 @@ def _is_there(base: Path, parts: list[str]) -> bool:
 
 @code_rule
 def missing_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A call lacks an argument that its function, of the project or torch's softmax, has to have."""
+    """A call of the project's own function lacks an argument that the function has to have."""
     defined = Counter(node.name for node in ast.walk(script.tree) if isinstance(node, FunctionNode | ast.ClassDef))
     for call in script.nodes:
         function = script.called(call) if isinstance(call, ast.Call) else None
@@ -205,10 +205,6 @@ def missing_arguments(script: Script, subject: Subject, where: Circumstances) ->
         lacks = [name for name in required if name not in given]
         if lacks:
             yield found("critical", call, names=", ".join(lacks), function=function.name)
-    for call in script.calls("torch.softmax", "torch.log_softmax"):
-        if argument(call, "dim", 1) is None and not any(isinstance(item, ast.Starred) for item in call.args) and \
-                all(item.arg is not None for item in call.keywords):
-            yield found("critical", call, names="dim", function=script.name(call))
 
 
 @code_rule

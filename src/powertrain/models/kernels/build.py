@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 RAGGED, DECODE, ROWS, BLOCK, POOL = (HERE / name / "kernel.cpp" for name in ("ragged", "decode", "rows", "block", "pool"))
 SHARED = (HERE / "numbers.h", HERE / "ragged" / "attention.h", HERE / "rows" / "rows.h")
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
-WHOLE_VECTORS = "--param=vect-max-peeling-for-alignment=0"     # from a loop's first number on, though it is not aligned
+WHOLE_VECTORS = "--param=vect-max-peeling-for-alignment=0"     # no single numbers before the first aligned one
 FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, WHOLE_VECTORS, "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
          "-fno-strict-aliasing", "-shared", "-fPIC")
 CPU = Path("/proc/cpuinfo")

@@ -130,8 +130,7 @@ template <typename T> void multiply_to(const Shape& s, const T* x, const Right<T
 #pragma omp simd
       for (int64_t i = 0; i < columns; ++i) store(to[i], sums[i] + more[i]);
     } else {
-#pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) store(to[i], sums[i]);
+      write_row(sums, columns, to);
     }
   });
 }
@@ -160,8 +159,7 @@ template <typename T> Right<T> forward_right(Workspace& own, const float* weight
   for (int64_t first = 0; first < outputs; first += COLUMNS) {
     const int64_t columns = std::min(COLUMNS, outputs - first);
     T* from = rounded + first * inputs;
-#pragma omp simd
-    for (int64_t i = 0; i < columns * inputs; ++i) store(from[i], weight[first * inputs + i]);
+    write_row(weight + first * inputs, columns * inputs, from);
     turn(from, columns, inputs, tiles + first * inputs);
   }
   return {tiles, inputs, outputs};
