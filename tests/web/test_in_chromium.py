@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from browser import Served, Visitor, chromium, wait_until
 from playwright.sync_api import Browser
-from runs_written import write_run
+from runs_written import line_of, write_run
 
 from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.events import Resume, Step
@@ -67,7 +67,7 @@ def reached(run: Path, step: int) -> bool:
 
 
 def test_the_server_dies_and_the_same_process_trains_on(visitor, served):
-    run = start(visitor, [*TINY[:-6], "max_steps=4000", *TINY[-5:]])
+    run = start(visitor, [*TINY[:-6], "max_steps=1000000", *TINY[-5:]])
     page = visitor.go(f"/runs/{run.name}")
     wait_until(lambda: reached(run, 20))
     before, other = trainer(run), visitor.new_page()
@@ -132,8 +132,21 @@ def test_parts_of_one_address_are_fetched_together(visitor, served):
     assert page.locator("#curves svg").count()
 
 
+def test_a_press_counts_while_the_page_is_told_of_news(visitor, served):
+    run = write_run(served.folder / "runs" / "one", 30, ended=False)
+    page = visitor.go("/runs/one")
+    page.get_by_role("link", name="Duplicate with changes").hover()
+    page.mouse.down()
+    with open(run / "events.jsonl", "a", encoding="utf-8") as log:
+        log.write(line_of(31))
+    page.evaluate("refresh(document.getElementById('head'))")
+    assert page.locator("#head [data-field=step]").text_content() == "31"
+    page.mouse.up()
+    page.wait_for_url("**/new?like=one")
+
+
 def test_two_tabs_that_press_start_make_one_run(visitor, served):
-    tabs, words = [visitor.page, visitor.new_page(), visitor.new_page()], [*TINY[:-6], "max_steps=4000", *TINY[-5:]]
+    tabs, words = [visitor.page, visitor.new_page(), visitor.new_page()], [*TINY[:-6], "max_steps=1000000", *TINY[-5:]]
 
     def fill(tab):
         tab.goto(served.address + "/new?recipe=default")

@@ -109,26 +109,25 @@ async function fetched(address) {
 }
 
 async function refresh(part, documents = {}) {
-  if (document.hidden || part.dataset.fetching) return;
+  if (document.hidden || part.dataset.fetching) return lookAfter(part, 2);
   part.dataset.fetching = "yes";
   try {
-    const answer = await (documents[part.dataset.live] ||= fetched(part.dataset.live));
-    if (!answer) return;
-    markTouched();
-    const fresh = answer.getElementById(part.id);
+    const answer = await (documents[part.dataset.live] ||= fetched(part.dataset.live)), fresh = answer?.getElementById(part.id);
+    if (answer) markTouched();
     if (!fresh || part.contains(document.activeElement) && document.activeElement.matches("input,select,textarea")) return;
-    const open = new Set(all("details[open]", part).map((details) => details.dataset.key || details.textContent.slice(0, 40)));
-    all("details", fresh).forEach((details) => { details.open ||= open.has(details.dataset.key || details.textContent.slice(0, 40)); });
-    const focused = part.contains(document.activeElement) ? pathTo(document.activeElement, part) : null;
+    const open = new Set(all("details[open]", part).map(keyOf));
+    all("details", fresh).forEach((details) => { details.open ||= open.has(keyOf(details)); });
     const scrolls = all("[data-follow]", part).map((box) => box.scrollTop + box.clientHeight + 8 >= box.scrollHeight ? -1 : box.scrollTop);
     const read = one("[data-pointed]", part), shown = one("[data-pointed]", fresh);
     if (read && shown) shown.textContent = read.textContent;
-    part.replaceWith(fresh);
-    if (focused) one(focused, fresh)?.focus({preventScroll: true});
-    follow(fresh, scrolls);
-    lookAfter(fresh);
-  } catch { /* the stream says when the server is gone */ } finally { delete part.dataset.fetching; }
+    const focused = part.contains(document.activeElement) ? pathTo(document.activeElement, part) : null;
+    renew(part, fresh);
+    if (focused && !part.contains(document.activeElement)) one(focused, part)?.focus({preventScroll: true});
+    follow(part, scrolls);
+  } catch { /* the stream says when the server is gone */ } finally { delete part.dataset.fetching; lookAfter(part, 2); }
 }
+
+function keyOf(details) { return details.dataset.key || details.textContent.slice(0, 40); }
 
 function pathTo(element, top) {
   const steps = [];
@@ -136,6 +135,18 @@ function pathTo(element, top) {
     steps.unshift(`:nth-child(${1 + [...element.parentElement.children].indexOf(element)})`);
   }
   return ":scope > " + steps.join(" > ");
+}
+
+// What stays the same stays in place, so that no button goes while it is pressed. One that does something else now is another.
+function renew(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE || old.nodeName !== fresh.nodeName ||
+      ["data-post", "data-send", "href"].some((name) => old.getAttribute(name) !== fresh.getAttribute(name))) return old.replaceWith(fresh);
+  for (const name of old.getAttributeNames()) if (!fresh.hasAttribute(name) && name !== "aria-busy") old.removeAttribute(name);
+  for (const name of fresh.getAttributeNames()) old.setAttribute(name, fresh.getAttribute(name));
+  const before = [...old.childNodes], after = [...fresh.childNodes];
+  before.slice(after.length).forEach((node) => node.remove());
+  after.forEach((node, place) => place < before.length ? renew(before[place], node) : old.append(node));
 }
 
 function follow(within, scrolls = []) {
@@ -147,9 +158,12 @@ function refreshAll() {
   all("[data-live]").forEach((part) => refresh(part, documents));
 }
 
+const looks = new WeakMap();               // the next look at each part
+
 function lookAfter(part, least = 0) {
-  const seconds = Math.max(least, Number(part.dataset.every || 0));
-  if (part.dataset.live && seconds) setTimeout(() => { if (part.isConnected) refresh(part).then(() => part.isConnected && lookAfter(part, 2)); }, seconds * 1000);
+  const seconds = Number(part.dataset.every || 0);
+  clearTimeout(looks.get(part));
+  if (seconds && part.isConnected) looks.set(part, setTimeout(() => refresh(part), Math.max(least, seconds) * 1000));
 }
 
 // ---------------------------------------------------------------- the stream
@@ -405,6 +419,6 @@ if ("enter" in document.body.dataset) {
 }
 
 follow(document);
-all("[data-live]").forEach(lookAfter);
+all("[data-live]").forEach((part) => lookAfter(part));
 markTouched();
 listen();
