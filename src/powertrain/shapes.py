@@ -64,15 +64,32 @@ def one_call_bytes(block: BlockSizes, tokens: int, item: int) -> tuple[int, int]
     """Return the bytes that the forward and the backward pass of models/kernels/block work in; `item`: of a number."""
     shapes, rows = linear_shapes(block).values(), filled_up(tokens)
     (heads, width), (_, mixed), (inner, _), (_, mlp) = shapes
-
-    def pieces(*counts: int, size: int = item) -> int:
-        return sum(-(-count * size // ALIGNED) * ALIGNED for count in counts)
-
-    forward = pieces(rows * width, rows * mlp) + max(pieces(made * read, made * read) for made, read in shapes)
-    products = max(max(pieces(made * read), pieces(rows * filled_up(made), rows * made, rows * read) + pieces(made, size=FP32))
+    forward = _pieces(item, rows * width, rows * mlp) + max(_pieces(item, made * read, made * read) for made, read in shapes)
+    products = max(max(_pieces(item, made * read), _gradient_bytes(rows, made, read, item) + _pieces(FP32, made))
                    for made, read in shapes)
-    return forward, products + pieces(tokens * width, size=FP32) + pieces(
-        *(rows * columns for columns in (width, mlp, mlp, inner, width, mixed, heads)))
+    return forward, products + _pieces(FP32, tokens * width) + _pieces(
+        item, *(rows * columns for columns in (width, mlp, mlp, inner, width, mixed, heads)))
+
+
+def whole_pass_bytes(block: BlockSizes, vocabulary: int, tokens: int, item: int) -> tuple[int, int, int]:
+    """Return the bytes that a model's whole pass keeps beside what its blocks save, and that each half of it works in."""
+    rows, width = filled_up(tokens), block.width
+    classes = -(-vocabulary * item // FP32) * FP32 // item       # of 2-byte numbers an even count
+    padded = _pieces(FP32, classes * width) if classes != vocabulary else 0
+    kept = _pieces(FP32, tokens * width, tokens) + _pieces(item, rows * width, rows * width, rows * classes) + padded
+    forward, backward = one_call_bytes(block, tokens, item)
+    return (kept, max(forward, _pieces(item, classes * width, classes * width), _pieces(FP32, tokens)),
+            max(backward, _pieces(item, rows * width) + max(
+                _pieces(item, classes * width), padded + _gradient_bytes(rows, classes, width, item))))
+
+
+def _gradient_bytes(rows: int, made: int, read: int, item: int) -> int:
+    """Return the bytes that a matrix's gradient is made in."""
+    return _pieces(item, rows * filled_up(made), rows * made, rows * read)
+
+
+def _pieces(item: int, *counts: int) -> int:
+    return sum(-(-count * item // ALIGNED) * ALIGNED for count in counts)
 
 
 # ------------------------------------------------------------------------------------------------ tiles

@@ -30,6 +30,7 @@ from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.saved_activations import KINDS, SavedActivations
+from powertrain.techniques.whole_pass import WholePass
 from powertrain.training.loop import measured_step_bytes, new_state
 from powertrain.training.objectives import NEXT_TOKEN, NextToken
 from powertrain.training.optimizers import OPTIMIZERS, optimizer_of
@@ -62,6 +63,7 @@ class Case:
     optimizer: str = "adamw"
     by_hand: bool = False                    # the blocks
     one_call: bool = False                   # each, by hand
+    whole_pass: bool = False                 # in two calls
     saved: dict[str, str] = field(default_factory=dict)      # what such blocks do not keep
     saved_blocks: int = 0
     flat: bool = False                       # weights and gradients in one buffer for each decay group
@@ -91,6 +93,7 @@ class Case:
                         fused_optimizer=self.fused,
                         optimizer=OPTIMIZERS.named(self.optimizer).facts_on("cpu"),
                         fused_blocks=self.by_hand or self.one_call, one_call=self.one_call,
+                        whole_pass=self.whole_pass,
                         saved=self.saved, saved_blocks=self.saved_blocks,
                         base_dtype=self.held, whole_blocks=self.whole, flat_parameters=self.flat,
                         shards=self.division.shards if self.division.stage else 1, sharded_stage=self.division.stage,
@@ -132,6 +135,8 @@ class Case:
             changed = FusedBlocks().apply(changed)
         if self.one_call:
             changed = FusedBlocks("one_call").apply(changed)
+        if self.whole_pass:
+            changed = WholePass().apply(changed)
         if self.saved:
             kinds = dict.fromkeys(KINDS, "keep") | self.saved
             changed = SavedActivations(**kinds, blocks=self.saved_blocks).apply(changed)

@@ -41,9 +41,9 @@ class ByHand:
         return self.blocks[index](*arguments)
 
 
-def make_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> Batch:
+def make_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0, vocabulary: int = 300) -> Batch:
     draws = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(1, 300, (sum(lengths),), generator=draws)
+    tokens = torch.randint(1, vocabulary, (sum(lengths),), generator=draws)
     positions = torch.cat([torch.arange(length) for length in lengths])
     return Batch(tokens, tokens.roll(-1), positions, lengths, sum(lengths))
 

@@ -22,6 +22,7 @@ from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import Exactness
 from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.whole_pass import WholePass
 from powertrain.training.loop import apply_plan, backward, evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, changed_fields
@@ -35,13 +36,19 @@ pytestmark = pytest.mark.usefixtures("restored_process")
 def here(technique: type[Technique], cases: Mapping[str, Any]) -> tuple[Any, Proposal]:
     """The first kind of run in which the technique can be, asked for or not; the last refusal is the skip reason."""
     for case in cases.values():
-        answer = ask_anew(technique.name, case.facts, case.recipe)
+        answer = ask_anew(technique.name, case.facts, as_needed(technique, case.recipe))
         if isinstance(answer, Proposal):
             return as_planned(case, answer), answer
         if answer.possible is not None:
             pinned = Effect((1.0, 1.0), 0, "guess: pinned by the test")
             return as_planned(case, answer), Proposal(answer.possible, answer.because, pinned)
     pytest.skip(answer.because)
+
+
+def as_needed(technique: type[Technique], recipe: Recipe) -> Recipe:
+    """The recipe with what the technique needs of others."""
+    pins = {"attention_kernel": {"kernel": "ragged"}, "fused_blocks": {"kernels": "one_call"}}
+    return recipe.model_copy(update={"techniques": {**recipe.techniques, **pins}}) if technique is WholePass else recipe
 
 
 def as_planned(case: Any, answer: Any) -> Any:

@@ -14,9 +14,9 @@ from powertrain.cost.forward import Part, StepFacts, Tables, Weights
 from powertrain.cost.fused import FusedPart, OneCallPart
 from powertrain.cost.kernels import Shape
 from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
-from powertrain.cost.replay import LOSS, WORKSPACE, Block, Gradients, Leaf, Memory, Saved, Tape, Value
+from powertrain.cost.replay import GRADIENTS, LOSS, WORKSPACE, Block, Gradients, Leaf, Memory, Saved, Tape, Value
 from powertrain.cost.sharding import Exchanges, Group
-from powertrain.shapes import FP32
+from powertrain.shapes import FP32, one_call_saved, whole_pass_bytes
 
 INDEX_BYTES = 8                              # int64
 ENDS = 2                                     # the first and the last of a row of equal units
@@ -222,6 +222,8 @@ class Step:
         shape = Shape(model.heads, model.kv_heads, model.head_width, lengths, model.window, model.dropout, workload.threads,
                       workload.fused_attention)
         outside = Part(tape, self.facts, self.outside)
+        if workload.whole_pass:
+            return self._whole(outside, shape.tokens)
         if self.exchanges is not None:
             self.exchanges.before_forward(self.group)
         x = self._entered(outside, shape.tokens)
@@ -237,6 +239,36 @@ class Step:
         self._leave_autocast(tape)
         tape.component = WORKSPACE
         return loss
+
+    def _whole(self, outside: Part, tokens: int) -> Value:
+        """Return the loss of a pass that is one function; see models/kernels/block. Gradients have memory from the start."""
+        tape, model, item = outside.tape, self.facts.model, self.facts.item
+        tables, before = [outside.rotary_tables(tokens)], dict[str, int]()
+        inputs, made = self._gradients(self.outside)
+        for unit in self.units:
+            self.memory.repeat(before, unit.left_out)
+            before = dict(self.memory.held)
+            for of_block in unit.weights:
+                found = self._gradients(of_block)
+                inputs, made = inputs + found[0], made + found[1]
+        kept, forward, backward = whole_pass_bytes(model, model.vocabulary, tokens, item)
+        numbers, statistics = one_call_saved(model, tokens)
+        saved = [tape.new(nbytes) for nbytes in (model.layers * numbers * item, model.layers * statistics * FP32, kept)]
+        tape.scratch(forward)
+
+        def back(_: Saved, gradients: Gradients) -> Gradients:
+            tape.scratch(backward)
+            saved.clear()
+            tables.clear()
+            return made
+
+        return Value(tape.new(0), 1, FP32, tape.node(tuple(inputs), (), back))
+
+    def _gradients(self, of: Weights) -> tuple[list[Value], Gradients]:
+        """Return weights and the memory of their gradients; None where they have some already."""
+        leaves = {name: value.node for name, value in of.items()}
+        return list(of.values()), [None if isinstance(leaf, Leaf) and (leaf.stands or leaf.gradient) else
+                                   Block(self.memory, of[name].nbytes, GRADIENTS) for name, leaf in leaves.items()]
 
     def _entered(self, outside: Part, tokens: int) -> Value:
         """Return what the first block reads."""

@@ -76,6 +76,7 @@ class Workload:
     compiled: bool = False
     fused_blocks: bool = False               # they are run by functions written by hand, compiled
     one_call: bool = False                   # all work of such a block's pass is one function
+    whole_pass: bool = False                 # such blocks, and what is before and behind them, are one function
     saved: Mapping[str, str] = field(default_factory=dict, hash=False)   # of such blocks: tensor -> "recompute" or "offload"
     saved_blocks: int = 0                    # the lowest so many of those that have a backward pass
     trained_share: float = 1.0               # of the tokens: those that are targets

@@ -191,13 +191,16 @@ class Decoder(Model):
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
         if self.position_embedding is not None:
-            longest = max(batch.lengths, default=0)
-            if longest > self.config.context:
-                raise WrongUse(f"a document of {longest} tokens is longer than the context of {self.config.context}, "
-                               f"beyond which {self.config.family} has no positions; cut it, or make the context "
-                               f"{longest}")
+            self.check_lengths(batch)
             x = x + self.position_embedding(batch.positions)
         return F.dropout(x, self.config.dropout, self.training)
+
+    def check_lengths(self, batch: Batch) -> None:
+        """Raise WrongUse for a document that is longer than learned positions reach."""
+        longest = max(batch.lengths, default=0)
+        if self.position_embedding is not None and longest > self.config.context:
+            raise WrongUse(f"a document of {longest} tokens is longer than the context of {self.config.context}, beyond which "
+                           f"{self.config.family} has no positions; cut it, or make the context {longest}")
 
     def hidden(self, batch: Batch, *, attention: Attention = math_attention,
                run_block: RunBlock | None = None) -> Tensor:

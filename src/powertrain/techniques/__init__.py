@@ -34,11 +34,12 @@ from powertrain.techniques.tensor_parallel import TensorParallel
 from powertrain.techniques.tf32 import Tf32
 from powertrain.techniques.threads import Threads
 from powertrain.techniques.torch_compile import TorchCompile
+from powertrain.techniques.whole_pass import WholePass
 
 CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW,
-    EightBitAdamW, PagedAdamW, FlatParameters, AttentionKernel, ChunkedCrossEntropy, StoredReference, SharedPrompt, Packing,
-    MicroBatch, LengthGrouping, FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph,
-    Loader, Sharding, TensorParallel, PipelineParallel, ContextParallel, DataParallel)
+    EightBitAdamW, PagedAdamW, AttentionKernel, ChunkedCrossEntropy, StoredReference, SharedPrompt, Packing, MicroBatch,
+    LengthGrouping, FusedBlocks, WholePass, FlatParameters, SavedActivations, FrozenBackward, TorchCompile,
+    ActivationCheckpointing, CudaGraph, Loader, Sharding, TensorParallel, PipelineParallel, ContextParallel, DataParallel)
 
 __all__ = ["CATALOGUE", "Technique"]

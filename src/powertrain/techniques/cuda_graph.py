@@ -7,13 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.fitting import longest_example, wanted_tokens
-from powertrain.records import Batch, Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
 from powertrain.records.sizes import digits
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
-    import torch
 
     from powertrain.training.setup import Setup
 
@@ -124,31 +123,12 @@ class CudaGraph(Technique):
                              f"recorded, {found.shape.tokens:,} tokens; set techniques.packing.multiple to its tokens, so that "
                              "all are filled up to one size")
         batch, before = fitting[0].to(setup.device), found.counts["replayed"]
-        loss, gradients = _taken_by(setup, setup.run_pass, batch)
+        apart, off = setup.apart(found, found.eager, batch)
         if found.counts["replayed"] != before + 2:
             raise NotApplied("cuda_graph: the pass was not replayed")
-        expected_loss, expected = _taken_by(setup, found.eager, batch)
-        apart = float((gradients - expected).norm() / expected.norm().clamp(min=1e-30))
-        off = abs(loss - expected_loss) / max(abs(expected_loss), 1e-30)
         if not (apart <= TOLERANCE and off <= TOLERANCE):
             raise NotApplied(f"cuda_graph: the replayed pass is not the eager one: gradients are {apart:.1e} apart and losses "
                              f"{off:.1e}; set it to off, and report this")
-
-
-def _taken_by(setup: Setup, run_pass: object, batch: Batch) -> tuple[float, torch.Tensor]:
-    """Return the loss and all gradients after two runs of the pass, which have to add up. Leaves no gradient behind."""
-    import torch
-
-    from powertrain.training.setup import no_lap
-
-    assert callable(run_pass)
-    scaler = torch.amp.GradScaler(setup.device.type, enabled=False)
-    setup.model.zero_grad(set_to_none=True)
-    losses = [float(run_pass(setup, batch, batch.trained_tokens, scaler, no_lap)["loss"]) for _ in range(2)]
-    gradients = torch.cat([parameter.grad.detach().float().flatten() for parameter in setup.model.parameters()
-                           if parameter.grad is not None])
-    setup.model.zero_grad(set_to_none=True)
-    return losses[1], gradients
 
 
 def _cannot_be_recorded(model: ModelFacts) -> str | None:

@@ -220,6 +220,24 @@ class Setup:
         """Return what a pass of the first step's shortest example has shown, for all techniques that want to know."""
         return self.try_pass(dataclasses.replace(self, ranks=ALONE).few_tokens(1, examples=1))
 
+    def apart(self, run_pass: RunPass, other: RunPass, batch: Batch) -> tuple[float, float]:
+        """Return how far two ways to run a pass are apart, in all gradients and in the loss, as shares of the other's.
+
+        Each runs twice, so gradients have to add up. No gradient is left behind.
+        """
+        (gradients, loss), (expected, expected_loss) = (self._taken_by(run, batch) for run in (run_pass, other))
+        return (float((gradients - expected).norm() / expected.norm().clamp(min=1e-30)),
+                abs(loss - expected_loss) / max(abs(expected_loss), 1e-30))
+
+    def _taken_by(self, run_pass: RunPass, batch: Batch) -> tuple[Tensor, float]:
+        scaler = torch.amp.GradScaler(self.device.type, enabled=False)
+        self.model.zero_grad(set_to_none=True)
+        losses = [float(run_pass(self, batch, batch.trained_tokens, scaler, no_lap)["loss"]) for _ in range(2)]
+        gradients = torch.cat([parameter.grad.detach().float().flatten() for parameter in self.model.parameters()
+                               if parameter.grad is not None])
+        self.model.zero_grad(set_to_none=True)
+        return gradients, losses[1]
+
     def try_out(self, tokens: int) -> None:
         """Run the blocks forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""
         with torch.no_grad(), self.precision.context(self.device):

@@ -17,7 +17,7 @@ from powertrain.records.json_files import replace_file
 
 HERE = Path(__file__).parent
 RAGGED, DECODE, ROWS, BLOCK, POOL = (HERE / name / "kernel.cpp" for name in ("ragged", "decode", "rows", "block", "pool"))
-SHARED = (HERE / "numbers.h", HERE / "ragged" / "attention.h", HERE / "rows" / "rows.h")
+SHARED = tuple(HERE / name for name in ("numbers.h", "ragged/attention.h", "rows/rows.h", "block/block.h"))
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 WHOLE_VECTORS = "--param=vect-max-peeling-for-alignment=0"     # no single numbers before the first aligned one
 FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, WHOLE_VECTORS, "-fopenmp", "-fno-math-errno", "-fno-trapping-math",

@@ -1,352 +1,150 @@
-// A block of a small decoder on a CPU, forward and backward, each as one call.
+// A small decoder on a CPU: the pass of a block, and that of the whole model with its loss, forward and backward, each as one call.
 //
-// A small model's time goes to calls: torch takes longer to begin a product than the product takes. Here nothing is called
-// but attention.h, rows.h and products of tiles that stay in the cache (oneDNN's, as in attention.h). What is computed and what
-// is saved is what fused/parts.py says; products read bf16 or fp32, and sums, residual and gradients are fp32.
-//
-// Legend: T tokens, P = T filled up to STEP, d width, f MLP width, F = f or with gates 2 f, H heads, K kv heads, D head width,
-// E = (H + 2 K) D.
+// Legend as in block.h, and V vocabulary, C classes: V filled up to what products sum at a time.
 
-#include "ragged/attention.h"
-#include "rows/rows.h"
+#include "block/block.h"
 
 namespace {
 
-constexpr int64_t COLUMNS = 128;             // of a tile of a product; its rows are ROWS
-constexpr int64_t SUMMED = 512;              // of a product's sum at a time
-constexpr int64_t TOKENS = 128;              // the same, where tokens are summed over
+struct Ends {                                // what stands before the blocks and behind them
+  const int64_t *tokens, *positions, *targets;         // (T) each; a target below 0 trains nothing
+  const float *embedding, *places, *head;    // (V, d), (context, d) or null, (V, d)
+  float *d_embedding, *d_places, *d_head;    // their gradients; the first two are always added to, and may be the third
+  Norm norm;
+  LinearGradients d_norm;
+  int64_t vocabulary, context, layers;
+  float embedding_scale, loss_scale;
+};
+constexpr int NO_MEMORY = 1, NO_SUCH_ROW = 2;
 
-template <typename T> using Number = std::conditional_t<std::is_same_v<T, float>, float, Half>;
-template <typename T> Number<T>* raw(T* x) { return reinterpret_cast<Number<T>*>(x); }
-template <typename T> const Number<T>* raw(const T* x) { return reinterpret_cast<const Number<T>*>(x); }
-
-struct Linear {
-  const float *weight, *bias;                // (out, in); a bias of null: there is none
-};
-struct LinearGradients {
-  float *weight, *bias;
-};
-struct Shape {
-  int64_t tokens, width, mlp_width, heads, kv_heads, head_width, rotary_width, window, documents;
-  const int64_t *starts, *order;             // of the documents, as attention.h has them
-  const float *cosines, *sines;              // (T, rotary width)
-  float scale;
-  int32_t activation, gated;
-  int64_t filled_tokens() const { return filled(tokens); }
-  int64_t inner() const { return mlp_width * (gated ? 2 : 1); }
-  int64_t mixed() const { return heads * head_width; }
-  int64_t all_heads() const { return (heads + 2 * kv_heads) * head_width; }
-};
-struct Weights {
-  Norm attention_norm, mlp_norm;
-  Linear qkv, out, mlp_in, mlp_out;
-};
-struct Gradients {
-  LinearGradients attention_norm, mlp_norm, qkv, out, mlp_in, mlp_out;
-};
-
-// what the backward pass reads, in memory of the caller
-template <typename T> struct Saved {
-  T *n_attention, *heads, *mixed, *n_mlp, *inner;                    // (P, d), (P, E), (P, H D), (P, d), (P, F)
-  float *rates_attention, *rates_mlp, *sums;                         // (T), (T), (T, H)
-  Saved(const Shape& s, T* numbers, float* statistics)
-      : n_attention(numbers), heads(n_attention + s.filled_tokens() * s.width),
-        mixed(heads + s.filled_tokens() * s.all_heads()), n_mlp(mixed + s.filled_tokens() * s.mixed()),
-        inner(n_mlp + s.filled_tokens() * s.width), rates_attention(statistics), rates_mlp(rates_attention + s.tokens),
-        sums(rates_mlp + s.tokens) {}
-};
-
-// the caller's memory for a pass, piece by piece; a copy takes from where this one has come to, and gives all back at its end
-struct Workspace {
-  char *next, *end;
-  template <typename T> T* take(int64_t count) {
-    char* piece = next;
-    next += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
-    if (next > end) throw std::bad_alloc();
-    return reinterpret_cast<T*>(piece);
+// what a pass of the model keeps from its forward part to its backward part, in memory of the caller
+template <typename T> struct Kept {
+  int64_t classes;
+  float *x, *rates;                          // (T, d), (T)
+  T *n, *h, *logits;                         // (P, d), (P, d), (P, C)
+  const float* head;                         // (C, d)
+  Kept(const Shape& s, const Ends& e, Workspace own)
+      : classes((e.vocabulary + PAIR<T> - 1) / PAIR<T> * PAIR<T>), x(own.take<float>(s.tokens * s.width)),
+        rates(own.take<float>(s.tokens)), n(take<T>(own, s, s.width)), h(take<T>(own, s, s.width)),
+        logits(take<T>(own, s, classes)), head(e.head) {
+    if (classes == e.vocabulary) return;
+    float* filled_up = own.take<float>(classes * s.width);
+    std::fill(std::copy_n(e.head, e.vocabulary * s.width, filled_up), filled_up + classes * s.width, 0.f);
+    head = filled_up;
   }
 };
 
-template <typename T> T* zeroed_behind(const Shape& s, T* rows, int64_t width) {
-  std::fill(rows + s.tokens * width, rows + s.filled_tokens() * width, T(0.f));
-  return rows;
-}
-
-// P rows of a pass's own, zero behind the last token
-template <typename T> T* take(Workspace& own, const Shape& s, int64_t width) {
-  return zeroed_behind(s, own.take<T>(s.filled_tokens() * width), width);
-}
-
-// ---------------------------------------------------------------------------------------------- products
-
-// the right side of products, as tiles of COLUMNS columns side by side, each in the layout that brgemm reads
-template <typename T> struct Right {
-  const T* tiles;
-  int64_t sum, columns;
-};
-
-// put(row, column, columns, sums) gets each stretch of a row of left (rows, sum) x right. `block` of the sum are taken at a time.
-// With a `stride` left is one matrix, without it a matrix for each block; rows up to the next multiple of STEP can be read
-template <typename T, typename Put>
-void multiply(int64_t rows, const T* left, int64_t block, int64_t stride, const Right<T>& right, Put put) {
-  std::atomic<bool> failed{false};           // errors must not leave threads
-  const auto tile_at = [&](int64_t row, int64_t column, float* tile) {
-    const int64_t real = std::min(ROWS, rows - row), columns = std::min(COLUMNS, right.columns - column);
-    const T* tiles = right.tiles + column * right.sum;
-    if (!right.sum) std::fill_n(tile, real * columns, 0.f);
-    for (int64_t first = 0; first < right.sum; first += block) {
-      const int64_t together = std::min(block, right.sum - first), step = stride ? stride : together;
-      const T* from = (stride ? left + first : left + first * filled(rows)) + row * step;
-      product(filled(real), columns, together, from, step, tiles + first * columns, columns, tile, columns, first > 0);
-    }
-    for (int64_t r = 0; r < real; ++r) put(row + r, column, columns, tile + r * columns);
+inline bool has_rows(const Shape& s, const Ends& e) {
+  const auto below = [&](const int64_t* x, int64_t end) {
+    return std::all_of(x, x + s.tokens, [&](int64_t row) { return uint64_t(row) < uint64_t(end); });
   };
-#pragma omp parallel
-  {
-    alignas(64) float tile[ROWS * COLUMNS];
-#pragma omp for collapse(2) schedule(static)
-    for (int64_t row = 0; row < rows; row += ROWS)
-      for (int64_t column = 0; column < right.columns; column += COLUMNS) try {
-          tile_at(row, column, tile);
-        } catch (...) {
-          failed = true;
-        }
-    at::native::cpublas::brgemm_release();
-  }
-  if (failed) throw std::bad_alloc();        // the only error of a product whose shape and type are right
+  return below(e.tokens, e.vocabulary) && (!e.places || below(e.positions, e.context)) &&
+         std::all_of(e.targets, e.targets + s.tokens, [&](int64_t row) { return row < e.vocabulary; });
 }
 
-// put as above, of x (P, sum) x right
-template <typename T, typename Put> void multiply_rows(const Shape& s, const T* x, const Right<T>& right, Put put) {
-  multiply(s.tokens, x, SUMMED, right.sum, right, put);
-}
-
-// y (P, columns) = x (P, sum) x right + bias, where there is one
-template <typename T> void multiply_to(const Shape& s, const T* x, const Right<T>& right, const float* bias, T* y) {
-  multiply_rows(s, x, right, [&](int64_t row, int64_t column, int64_t columns, const float* sums) {
-    T* to = y + row * right.columns + column;
-    if (bias) {
-      const float* more = bias + column;
-#pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) store(to[i], sums[i] + more[i]);
-    } else {
-      write_row(sums, columns, to);
-    }
-  });
-}
-
-// total (T, columns) = x (T, columns) + left (P, sum) x right + bias
-template <typename T>
-void multiply_add(const Shape& s, const T* left, const Right<T>& right, const float* bias, const float* x, float* total) {
-  multiply_rows(s, left, right, [&](int64_t row, int64_t column, int64_t columns, const float* sums) {
-    const float* from = x + row * right.columns + column;
-    float* to = total + row * right.columns + column;
-    if (bias) {
-      const float* more = bias + column;
-#pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) to[i] = from[i] + sums[i] + more[i];
-    } else {
-#pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) to[i] = from[i] + sums[i];
-    }
-  });
-}
-
-// a weight (out, in) as the right side of x weight^T
-template <typename T> Right<T> forward_right(Workspace& own, const float* weight, int64_t outputs, int64_t inputs) {
-  T *rounded = own.take<T>(outputs * inputs), *tiles = own.take<T>(outputs * inputs);
+inline void embed(const Shape& s, const Ends& e, float* x) {
 #pragma omp parallel for schedule(static)
-  for (int64_t first = 0; first < outputs; first += COLUMNS) {
-    const int64_t columns = std::min(COLUMNS, outputs - first);
-    T* from = rounded + first * inputs;
-    write_row(weight + first * inputs, columns * inputs, from);
-    turn(from, columns, inputs, tiles + first * inputs);
-  }
-  return {tiles, inputs, outputs};
-}
-
-inline uint32_t bits(float x) { return half_bits(x); }
-inline uint32_t bits(BFloat16 x) { return x.x; }
-
-// rows (rows, all) from column `first` on -> a tile of `columns` columns, with rows as its sum
-template <typename T, typename From>
-void pair_rows(const From* x, int64_t rows, int64_t all, int64_t first, int64_t columns, T* tile) {
-  for (int64_t row = 0; row < rows; row += PAIR<T>) {
-    const From *a = x + row * all + first, *b = a + all;
-    if constexpr (PAIR<T> == 1) {
-      std::copy_n(a, columns, tile + row * columns);
-    } else {
-      uint32_t* pairs = reinterpret_cast<uint32_t*>(tile + row * columns);
+  for (int64_t row = 0; row < s.tokens; ++row) {
+    const float* from = e.embedding + e.tokens[row] * s.width;
+    const float* place = e.places ? e.places + e.positions[row] * s.width : nullptr;
+    float* to = x + row * s.width;
+    const float scale = e.embedding_scale;
 #pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) pairs[i] = bits(a[i]) | bits(b[i]) << 16;
-    }
+    for (int64_t i = 0; i < s.width; ++i) to[i] = from[i] * scale + (place ? place[i] : 0.f);
   }
 }
 
-// x (rows, columns), a weight or tokens' rows, as the right side of products with rows as their sum
-template <typename T, typename From> Right<T> right_of(Workspace& own, const From* x, int64_t rows, int64_t columns) {
-  T* tiles = own.take<T>(rows * columns);
-#pragma omp parallel for schedule(static)
-  for (int64_t first = 0; first < columns; first += COLUMNS)
-    pair_rows(x, rows, columns, first, std::min(COLUMNS, columns - first), tiles + first * rows);
-  return {tiles, rows, columns};
-}
-
-// to[column] = the sum over tokens of value(row, column)
-template <typename Value> void sum_tokens(const Shape& s, int64_t width, float* to, Value value) {
+// rows of an embedding's gradient get what its tokens' rows have
+inline void embed_back(const Shape& s, const int64_t* rows, float scale, const float* dx, float* to) {
   if (!to) return;
-  constexpr int64_t TOGETHER = 64;
+  constexpr int64_t TOGETHER = 32;
 #pragma omp parallel for schedule(static)
-  for (int64_t first = 0; first < width; first += TOGETHER) {
-    const int64_t columns = std::min(TOGETHER, width - first);
-    float sums[TOGETHER] = {};
-    for (int64_t row = 0; row < s.tokens; ++row)
+  for (int64_t first = 0; first < s.width; first += TOGETHER) {
+    const int64_t columns = std::min(TOGETHER, s.width - first);
+    for (int64_t row = 0; row < s.tokens; ++row) {
+      const float* from = dx + row * s.width + first;
+      float* sums = to + rows[row] * s.width + first;
 #pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) sums[i] += value(row, first + i);
-    std::copy_n(sums, columns, to + first);
+      for (int64_t i = 0; i < columns; ++i) sums[i] += from[i] * scale;
+    }
   }
 }
 
-// y (P, out) = x (P, in) weight^T + bias
-template <typename T>
-void apply(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* x, T* y) {
-  multiply_to(s, x, forward_right<T>(own, linear.weight, outputs, inputs), linear.bias, y);
-}
-
-// total (T, out) = x (T, out) + the same of read (P, in)
-template <typename T>
-void apply_to(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* read,
-              const float* x, float* total) {
-  multiply_add(s, read, forward_right<T>(own, linear.weight, outputs, inputs), linear.bias, x, total);
-}
-
-// dx (P, in) = dy (P, out) weight
-template <typename T>
-void apply_back(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* dy, T* dx) {
-  multiply_to(s, dy, right_of<T>(own, linear.weight, outputs, inputs), nullptr, dx);
-}
-
-// the gradients of a linear from dy (P, out) and what it read: x (P, in), or n w + b of the norm's n where `norm` is given
-template <typename T>
-void gradients_of(const Shape& s, Workspace own, const T* dy, int64_t outputs, const T* x, int64_t inputs, const Norm* norm,
-                  const LinearGradients& to) {
-  const int64_t tokens = s.filled_tokens();
-  T* turned = own.take<T>(tokens * filled(outputs));     // (out, tokens) of TOKENS after TOKENS
-  float* sums = to.bias ? to.bias : norm && norm->bias ? own.take<float>(outputs) : nullptr;
-  sum_tokens(s, outputs, sums, [&](int64_t row, int64_t column) { return float(dy[row * outputs + column]); });
-  T* pairs = own.take<T>(tokens * outputs);
+// each row's cross-entropy; the logits (T, C) are replaced by their gradient times `scale`
+template <typename N>
+void score(int64_t rows, int64_t vocabulary, int64_t classes, const int64_t* targets, float scale, N* logits, float* losses) {
 #pragma omp parallel for schedule(static)
-  for (int64_t first = 0; first < tokens; first += TOKENS)
-    transpose(dy + first * outputs, std::min(TOKENS, tokens - first), outputs, pairs + first * outputs,
-              turned + first * filled(outputs));
-  multiply(outputs, turned, TOKENS, 0, right_of<T>(own, x, tokens, inputs),
-           [&](int64_t row, int64_t column, int64_t columns, const float* made) {
-    float* gradient = to.weight + row * inputs + column;
-    if (!norm) {
-      std::copy_n(made, columns, gradient);
-      return;
+  for (int64_t row = 0; row < rows; ++row) {
+    N* x = logits + row * classes;
+    losses[row] = 0;
+    if (targets[row] < 0) {
+      std::fill_n(x, classes, N(0));
+      continue;
     }
-    const float *weight = norm->weight + column, *bias = norm->bias ? norm->bias + column : nullptr;
-    const float more = bias ? sums[row] : 0.f;
+    const float target = get(x[targets[row]]);
+    float largest = target, sum = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < vocabulary; ++i) largest = std::max(largest, get(x[i]));
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < vocabulary; ++i) sum += power_of_two((get(x[i]) - largest) * LOG2E);
+    losses[row] = largest + std::log(sum) - target;
+    const float share = scale / sum;
 #pragma omp simd
-    for (int64_t i = 0; i < columns; ++i) gradient[i] = made[i] * weight[i] + (bias ? more * bias[i] : 0.f);
-  });
+    for (int64_t i = 0; i < vocabulary; ++i) put(x[i], power_of_two((get(x[i]) - largest) * LOG2E) * share);
+    put(x[targets[row]], power_of_two((target - largest) * LOG2E) * share - scale);
+  }
 }
 
-template <typename T> void norm_gradients(const Shape& s, const T* dh, const T* n, const LinearGradients& to) {
-  const auto at = [&](const T* x, int64_t row, int64_t column) { return float(x[row * s.width + column]); };
-  sum_tokens(s, s.width, to.weight, [&](int64_t row, int64_t column) { return at(dh, row, column) * at(n, row, column); });
-  sum_tokens(s, s.width, to.bias, [&](int64_t row, int64_t column) { return at(dh, row, column); });
-}
-
-// ---------------------------------------------------------------------------------------------- the block
-
-inline Problem problem_of(const Shape& s) {
-  const int64_t all = s.all_heads();
-  return {s.heads, s.kv_heads, s.head_width, s.documents, s.starts, s.order, all, all, all, all, all, s.window, s.scale, 0.f, 0};
-}
-inline Heads heads_of(const Shape& s) {
-  return {s.tokens, s.heads, s.kv_heads, s.head_width, s.rotary_width, s.cosines, s.sines, nullptr, nullptr, 0.f};
-}
-template <typename T> void activated(const Shape& s, const T* inner, T* out) {
-  with_activation(s.activation, [&](auto kind) {
-    if (s.gated) activate<decltype(kind), true>(s.tokens, s.mlp_width, raw(inner), raw(out));
-    else activate<decltype(kind), false>(s.tokens, s.mlp_width, raw(inner), raw(out));
-  });
-}
-template <typename T> void activated_back(const Shape& s, const T* inner, const T* dout, T* out, T* dinner) {
-  with_activation(s.activation, [&](auto kind) {
-    if (s.gated) activate_back<decltype(kind), true>(s.tokens, s.mlp_width, raw(inner), raw(dout), raw(out), raw(dinner));
-    else activate_back<decltype(kind), false>(s.tokens, s.mlp_width, raw(inner), raw(dout), raw(out), raw(dinner));
-  });
-}
-
-// out (T, d): the next block's residual, from this one's x
+// the summed loss of the targets, and `kept` and each block's numbers and statistics for the backward pass
 template <typename T>
-int block_forward(const Shape& s, const Weights& w, const float* x, float* out, T* numbers, float* statistics,
-                  Workspace own) {
-  const Saved<T> saved(s, numbers, statistics);
-  for (auto [rows, width] : {std::pair(saved.n_attention, s.width), {saved.mixed, s.mixed()}, {saved.n_mlp, s.width}})
-    zeroed_behind(s, rows, width);
-  T *h = take<T>(own, s, s.width), *act = take<T>(own, s, s.mlp_width);
-  normalise<Number<T>>(s.tokens, s.width, x, nullptr, w.attention_norm, nullptr, raw(saved.n_attention), raw(h),
-                       saved.rates_attention);
-  apply(s, own, w.qkv, s.all_heads(), s.width, h, saved.heads);
-  if (s.rotary_width) position_heads(heads_of(s), raw(saved.heads), raw(saved.heads));
-  const T *q = saved.heads, *k = q + s.mixed(), *v = k + s.kv_heads * s.head_width;
-  if (const int failed = forward(problem_of(s), q, k, v, saved.mixed, saved.sums)) return failed;
-  apply_to(s, own, w.out, s.width, s.mixed(), saved.mixed, x, out);
-  normalise<Number<T>>(s.tokens, s.width, out, nullptr, w.mlp_norm, nullptr, raw(saved.n_mlp), raw(h), saved.rates_mlp);
-  apply(s, own, w.mlp_in, s.inner(), s.width, h, saved.inner);
-  activated(s, saved.inner, act);
-  apply_to(s, own, w.mlp_out, s.width, s.mlp_width, act, out, out);
+int model_forward(const Shape& s, const Ends& e, const Weights* weights, double* loss, T* numbers, float* statistics,
+                  Workspace kept, Workspace own) {
+  if (!has_rows(s, e)) return NO_SUCH_ROW;
+  const Kept<T> k(s, e, kept);
+  embed(s, e, k.x);
+  for (int64_t layer = 0; layer < e.layers; ++layer)
+    if (const int failed = block_forward(s, weights[layer], k.x, k.x, numbers + layer * s.saved_numbers(),
+                                         statistics + layer * s.saved_statistics(), own))
+      return failed;
+  normalise<Number<T>>(s.tokens, s.width, k.x, nullptr, e.norm, nullptr, raw(k.n), raw(k.h), k.rates);
+  apply(s, own, Linear{k.head, nullptr}, k.classes, s.width, k.h, k.logits);
+  float* losses = own.take<float>(s.tokens);
+  score(s.tokens, e.vocabulary, k.classes, e.targets, e.loss_scale, raw(k.logits), losses);
+  *loss = 0;
+  for (int64_t row = 0; row < s.tokens; ++row) *loss += losses[row];
   return 0;
 }
 
-// dx (T, d) and the weights' gradients from that of `out`, given (T, d)
+// the gradients of all weights, from what model_forward left
 template <typename T>
-int block_backward(const Shape& s, const Weights& w, const float* given, float* dx, T* numbers, float* statistics,
-                   Workspace own, const Gradients& to) {
-  const Saved<T> saved(s, numbers, statistics);
-  T *dy = take<T>(own, s, s.width), *act = take<T>(own, s, s.mlp_width), *dact = take<T>(own, s, s.mlp_width);
-  T *dinner = take<T>(own, s, s.inner()), *dh = take<T>(own, s, s.width), *dmixed = take<T>(own, s, s.mixed());
-  T* dheads = take<T>(own, s, s.all_heads());
-  float* between = own.take<float>(s.tokens * s.width);
-  const auto rounded = [&](const float* from) {
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < s.tokens; ++row) write_row(from + row * s.width, s.width, dy + row * s.width);
-  };
-  rounded(given);
-  apply_back(s, own, w.mlp_out, s.width, s.mlp_width, dy, dact);
-  activated_back(s, saved.inner, dact, act, dinner);
-  gradients_of<T>(s, own, dy, s.width, act, s.mlp_width, nullptr, to.mlp_out);
-  apply_back(s, own, w.mlp_in, s.inner(), s.width, dinner, dh);
-  gradients_of(s, own, dinner, s.inner(), saved.n_mlp, s.width, &w.mlp_norm, to.mlp_in);
-  norm_gradients(s, dh, saved.n_mlp, to.mlp_norm);
-  normalise_back(s.tokens, s.width, raw(dh), raw(saved.n_mlp), saved.rates_mlp, w.mlp_norm, given, between);
-  rounded(between);
-  apply_back(s, own, w.out, s.width, s.mixed(), dy, dmixed);
-  gradients_of<T>(s, own, dy, s.width, saved.mixed, s.mixed(), nullptr, to.out);
-  const T *q = saved.heads, *k = q + s.mixed(), *v = k + s.kv_heads * s.head_width;
-  T *dq = dheads, *dk = dq + s.mixed(), *dv = dk + s.kv_heads * s.head_width;
-  if (const int failed = backward<T>(problem_of(s), dmixed, q, k, v, saved.mixed, saved.sums, dq, dk, dv)) return failed;
-  if (s.rotary_width)
-    position_heads_back<Number<T>>(heads_of(s), raw(dq), s.all_heads(), raw(dk), raw(dv), s.all_heads(), nullptr, 0, raw(dheads),
-                                   nullptr, omp_get_max_threads());
-  apply_back(s, own, w.qkv, s.all_heads(), s.width, dheads, dh);
-  gradients_of(s, own, dheads, s.all_heads(), saved.n_attention, s.width, &w.attention_norm, to.qkv);
-  norm_gradients(s, dh, saved.n_attention, to.attention_norm);
-  normalise_back(s.tokens, s.width, raw(dh), raw(saved.n_attention), saved.rates_attention, w.attention_norm, between, dx);
+int model_backward(const Shape& s, const Ends& e, const Weights* weights, const Gradients* to, T* numbers, float* statistics,
+                   Workspace kept, Workspace own) {
+  const Kept<T> k(s, e, kept);
+  Workspace ends = own;                      // what is taken from here is given back before the blocks' passes
+  T* dh = take<T>(ends, s, s.width);
+  apply_back(s, ends, Linear{k.head, nullptr}, k.classes, s.width, k.logits, dh);
+  float* d_head = k.classes == e.vocabulary ? e.d_head : ends.take<float>(k.classes * s.width);
+  if (d_head != e.d_head && s.adds) std::fill_n(d_head, k.classes * s.width, 0.f);
+  gradients_of<T>(s, ends, k.logits, k.classes, k.h, s.width, nullptr, {d_head, nullptr});
+  if (d_head != e.d_head) put_or_add(d_head, e.vocabulary * s.width, s.adds, e.d_head);
+  norm_gradients(s, dh, k.n, e.d_norm);
+  std::fill_n(k.x, s.tokens * s.width, 0.f);           // from here on the residual's gradient
+  normalise_back(s.tokens, s.width, raw(dh), raw(k.n), k.rates, e.norm, k.x, k.x);
+  for (int64_t layer = e.layers - 1; layer >= 0; --layer)
+    if (const int failed = block_backward(s, weights[layer], k.x, k.x, numbers + layer * s.saved_numbers(),
+                                          statistics + layer * s.saved_statistics(), own, to[layer]))
+      return failed;
+  embed_back(s, e.tokens, e.embedding_scale, k.x, e.d_embedding);
+  embed_back(s, e.positions, 1.f, k.x, e.d_places);
   return 0;
 }
 
-// 0, or 1 where memory ran out
 template <typename Pass> int guarded(Pass pass) {
   try {
     Scratch().take<char>(COMPILING * omp_get_max_threads());
     return pass();
   } catch (const std::bad_alloc&) {
-    return 1;
+    return NO_MEMORY;
   }
 }
 
@@ -360,6 +158,18 @@ template <typename Pass> int guarded(Pass pass) {
   int block_backward_##NAME(const Shape* s, const Weights* w, const float* given, float* dx, T* numbers, float* statistics,    \
                             char* memory, int64_t bytes, const Gradients* to) {                                                \
     return guarded([&] { return block_backward(*s, *w, given, dx, numbers, statistics, {memory, memory + bytes}, *to); });     \
+  }                                                                                                                            \
+  int model_forward_##NAME(const Shape* s, const Ends* e, const Weights* w, double* loss, T* numbers, float* statistics,       \
+                           char* kept, int64_t kept_bytes, char* memory, int64_t bytes) {                                      \
+    return guarded([&] {                                                                                                       \
+      return model_forward(*s, *e, w, loss, numbers, statistics, {kept, kept + kept_bytes}, {memory, memory + bytes});         \
+    });                                                                                                                        \
+  }                                                                                                                            \
+  int model_backward_##NAME(const Shape* s, const Ends* e, const Weights* w, const Gradients* to, T* numbers,                  \
+                            float* statistics, char* kept, int64_t kept_bytes, char* memory, int64_t bytes) {                  \
+    return guarded([&] {                                                                                                       \
+      return model_backward(*s, *e, w, to, numbers, statistics, {kept, kept + kept_bytes}, {memory, memory + bytes});          \
+    });                                                                                                                        \
   }
 
 extern "C" {

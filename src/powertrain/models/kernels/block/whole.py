@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.config import ACTIVATIONS
-from powertrain.models.decoder import Block
+from powertrain.models.config import ACTIVATIONS, ModelConfig
+from powertrain.models.decoder import Block, Norm
 from powertrain.models.kernels.attention import Attention, ragged_attention
 from powertrain.models.kernels.build import BLOCK, load
 from powertrain.models.kernels.frozen import compute_dtype
@@ -30,7 +30,7 @@ class Shape(ctypes.Structure):
     _fields_ = [*((name, INTEGER) for name in ("tokens", "width", "mlp_width", "heads", "kv_heads", "head_width",
                                                "rotary_width", "window", "documents")),
                 *((name, ADDRESS) for name in ("starts", "order", "cosines", "sines")),
-                ("scale", ctypes.c_float), ("activation", ctypes.c_int32), ("gated", ctypes.c_int32)]
+                ("scale", ctypes.c_float), *((name, ctypes.c_int32) for name in ("activation", "gated", "adds"))]
 
 
 class Pair(ctypes.Structure):
@@ -91,23 +91,24 @@ class OneCall:
         out: Tensor = _OneCall.apply(x, self, tables, lengths, dtype, *self.trained)  # type: ignore[no-untyped-call]
         return out
 
-    def shape(self, tokens: int, tables: Rotary | None, documents: tuple[Any, Any]) -> Shape:
-        """Return the shape of a pass; it points to the tables and to `documents`, of `documents_of`."""
+    def shape(self, tokens: int, tables: Rotary | None, documents: tuple[Any, Any], *, adds: bool = False) -> Shape:
+        """Return the shape of a pass; it points to the tables and to `documents`, of `documents_of`.
+
+        `adds`: the weights have gradients already, to which those of the pass are added.
+        """
         c, (starts, order) = self.block.config, documents
         if starts[-1] != tokens:
             raise ValueError(f"documents of {starts[-1]} tokens in a pass of {tokens}")
-        width, cosines, sines = (0, None, None) if tables is None else (tables[0].shape[-1], *_addresses(*tables))
+        width, cosines, sines = (0, None, None) if tables is None else (tables[0].shape[-1], *addresses(*tables))
         return Shape(tokens, c.width, c.mlp_width, c.heads, c.kv_heads, c.head_width, width, c.window or 0, len(order),
                      ctypes.addressof(starts), ctypes.addressof(order), cosines, sines, c.head_width ** -0.5,
-                     ACTIVATIONS.index(c.activation), c.gated_mlp)
+                     ACTIVATIONS.index(c.activation), c.gated_mlp, adds)
 
     def weights(self) -> tuple[Weights, tuple[Tensor, ...]]:
         """Return where the weights lie, and what must not be freed as long as they are read."""
-        c, (*norms, qkv, out, mlp_in, mlp_out) = self.block.config, self.modules
-        scales = tuple(norm.weight.detach() + 1 if norm.offset else norm.weight for norm in norms)
-        of_norms = (NormOf(*_addresses(scale, norm.bias), c.norm_epsilon, c.norm == "rms")
-                    for scale, norm in zip(scales, norms, strict=True))
-        return Weights(*of_norms, *(Pair(*_addresses(x.weight, x.bias)) for x in (qkv, out, mlp_in, mlp_out))), scales
+        *norms, qkv, out, mlp_in, mlp_out = self.modules
+        of_norms, scales = zip(*(norm_of(norm, self.block.config) for norm in norms), strict=True)
+        return Weights(*of_norms, *(Pair(*addresses(x.weight, x.bias)) for x in (qkv, out, mlp_in, mlp_out))), scales
 
     def saved(self, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return memory for what the backward pass reads: numbers in the dtype of products, and statistics in fp32."""
@@ -123,7 +124,7 @@ class _OneCall(torch.autograd.Function):
         documents, (weights, scales) = documents_of(lengths), block.weights()
         out, saved, shape = torch.empty_like(x), block.saved(len(x), dtype), block.shape(len(x), tables, documents)
         forward, backward = one_call_bytes(block.block.config, len(x), dtype.itemsize)
-        _call("forward", dtype, shape, weights, x, out, *saved, torch.empty(forward, dtype=torch.uint8), forward)
+        call("block_forward", dtype, shape, weights, x, out, *saved, torch.empty(forward, dtype=torch.uint8), forward)
         ctx.kept = block, dtype, shape, weights, saved, backward, (tables, documents, scales)    # the last: what is pointed to
         return out
 
@@ -134,19 +135,25 @@ class _OneCall(torch.autograd.Function):
         (block, dtype, shape, weights, saved, backward, pointed_to), ctx.kept = ctx.kept, None
         given = given.float().contiguous()
         dx, found = torch.empty_like(given), {id(x): torch.empty_like(x) for x in block.trained}
-        gradients = Gradients(*(Pair(*_addresses(found[id(module.weight)], None if module.bias is None else
+        gradients = Gradients(*(Pair(*addresses(found[id(module.weight)], None if module.bias is None else
                                                  found[id(module.bias)])) for module in block.modules))
-        _call("backward", dtype, shape, weights, given, dx, *saved, torch.empty(backward, dtype=torch.uint8), backward,
+        call("block_backward", dtype, shape, weights, given, dx, *saved, torch.empty(backward, dtype=torch.uint8), backward,
               gradients)
         del pointed_to
         return dx, None, None, None, None, *found.values()
 
 
-def _addresses(*tensors: Tensor | None) -> tuple[int | None, ...]:
+def norm_of(norm: Norm, config: ModelConfig) -> tuple[NormOf, Tensor]:
+    """Return a norm as the kernel reads it, and the scale that it points to."""
+    scale = norm.weight.detach() + 1 if norm.offset else norm.weight
+    return NormOf(*addresses(scale, norm.bias), config.norm_epsilon, config.norm == "rms"), scale
+
+
+def addresses(*tensors: Tensor | None) -> tuple[int | None, ...]:
     return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
-def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
+def call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     """Call a pass of the kernel for a dtype of products: tensors by their addresses, structures by reference."""
-    if getattr(load(BLOCK), f"block_{name}_{DTYPES[dtype]}")(*map(passed, arguments)):
-        raise MemoryError(f"not enough memory for a block's {name} pass")
+    if failed := getattr(load(BLOCK), f"{name}_{DTYPES[dtype]}")(*map(passed, arguments)):
+        raise MemoryError(f"not enough memory for {name}") if failed == 1 else IndexError("a token or a position has no row")
