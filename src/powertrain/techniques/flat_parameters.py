@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from powertrain.training.setup import Setup
 
-GAIN, STUDY = (0.93, 1.0), "2026-11-27_flat-char-cpu"
+GAIN, STUDY = (0.95, 0.97), "2026-11-27_flat-char-cpu"
 
 
 @dataclass(frozen=True)
