@@ -17,14 +17,16 @@ from powertrain.evidence import worker
 from powertrain.evidence.profile import CLASSES, Profile, bound, from_shares, profile_steps
 from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.records.evidence import Arm, Window
+from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.whole_pass import WholePass
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Setup
 
 Make = Callable[..., Setup]
 
 
-def shares(setup: Setup, *, compiled: bool = False) -> dict[str, float]:
-    found = profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, compiled=compiled)
+def shares(setup: Setup, *, marks_attention: bool = True) -> dict[str, float]:
+    found = profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, marks_attention=marks_attention)
     whole = sum(found.values())
     return {name: taken / whole for name, taken in found.items()}
 
@@ -38,7 +40,14 @@ def test_every_class_of_a_step_is_found(make_setup: Make, attention: object) -> 
 
 
 def test_attention_is_known_by_its_kernels_where_it_cannot_be_marked(make_setup: Make) -> None:
-    assert shares(replace(make_setup(), attention=bmm_attention), compiled=True)["attention"] > 0
+    assert shares(replace(make_setup(), attention=bmm_attention), marks_attention=False)["attention"] > 0
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_kernels_that_hold_several_classes_say_which(make_setup: Make, whole: bool) -> None:
+    setup = FusedBlocks("one_call").apply(replace(make_setup(), attention=ragged_attention))
+    found = shares(WholePass().apply(setup) if whole else setup, marks_attention=False)
+    assert all(found[name] > 0 for name in ("products", "attention", "loss", "elementwise", "optimizer"))
 
 
 def test_what_the_head_and_its_gradient_cost_belongs_to_the_loss(make_setup: Make) -> None:
@@ -47,7 +56,7 @@ def test_what_the_head_and_its_gradient_cost_belongs_to_the_loss(make_setup: Mak
     Other tests run beside this one and only add time: the least of three profiles is what a class takes.
     """
     setup = make_setup(vocabulary=20_000, layers=1)
-    found = [profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, compiled=False) for _ in range(3)]
+    found = [profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, marks_attention=True) for _ in range(3)]
     assert min(one["loss"] for one in found) > 2 * min(one["products"] for one in found)
 
 

@@ -199,9 +199,9 @@ class Runner:
         if "fused_blocks" in self.ready.techniques and self.setup.device.type == "cpu":
             self._without_libraries()
         self._steps.close()  # type: ignore[attr-defined]
-        compiled = planner.workload_of(self.prepared.facts, self.prepared.plan).compiled
+        workload = planner.workload_of(self.prepared.facts, self.prepared.plan)
         return from_shares(profile_steps(self.setup, self.state, self.state.step, steps, self.prepared.recipe.max_grad_norm,
-                                         compiled=compiled), window)
+                                         marks_attention=not (workload.compiled or workload.one_call)), window)
 
     def _without_libraries(self) -> None:
         """Build the setup again without libraries that an earlier process compiled, and take the steps that compile."""

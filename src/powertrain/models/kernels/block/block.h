@@ -9,8 +9,13 @@
 
 #pragma once
 
+#include <ATen/record_function.h>
+
 #include "ragged/attention.h"
 #include "rows/rows.h"
+
+// the class of work that torch's profiler is told, until the end of the scope; see evidence/profile.py
+#define OF_CLASS(name) RECORD_USER_SCOPE("powertrain: " name)
 
 namespace {
 
@@ -223,6 +228,7 @@ template <typename Value> void sum_tokens(const Shape& s, int64_t width, bool ad
 // y (P, out) = x (P, in) weight^T + bias
 template <typename T>
 void apply(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* x, T* y) {
+  OF_CLASS("products");
   multiply_to(s, x, forward_right<T>(own, linear.weight, outputs, inputs), linear.bias, y);
 }
 
@@ -230,12 +236,14 @@ void apply(const Shape& s, Workspace own, const Linear& linear, int64_t outputs,
 template <typename T>
 void apply_to(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* read,
               const float* x, float* total) {
+  OF_CLASS("products");
   multiply_add(s, read, forward_right<T>(own, linear.weight, outputs, inputs), linear.bias, x, total);
 }
 
 // dx (P, in) = dy (P, out) weight
 template <typename T>
 void apply_back(const Shape& s, Workspace own, const Linear& linear, int64_t outputs, int64_t inputs, const T* dy, T* dx) {
+  OF_CLASS("products");
   multiply_to(s, dy, right_of<T>(own, linear.weight, outputs, inputs), nullptr, dx);
 }
 
@@ -243,6 +251,7 @@ void apply_back(const Shape& s, Workspace own, const Linear& linear, int64_t out
 template <typename T>
 void gradients_of(const Shape& s, Workspace own, const T* dy, int64_t outputs, const T* x, int64_t inputs, const Norm* norm,
                   const LinearGradients& to) {
+  OF_CLASS("products");
   const int64_t tokens = s.filled_tokens();
   T* turned = own.take<T>(tokens * filled(outputs));     // (out, tokens) of TOKENS after TOKENS
   float* sums = to.bias || (norm && norm->bias) ? own.take<float>(outputs) : nullptr;
@@ -281,6 +290,18 @@ inline Problem problem_of(const Shape& s) {
 inline Heads heads_of(const Shape& s) {
   return {s.tokens, s.heads, s.kv_heads, s.head_width, s.rotary_width, s.cosines, s.sines, nullptr, nullptr, 0.f};
 }
+template <typename T> int attend(const Shape& s, const T* heads, T* mixed, float* sums) {
+  OF_CLASS("attention");
+  const T *k = heads + s.mixed(), *v = k + s.kv_heads * s.head_width;
+  return forward(problem_of(s), heads, k, v, mixed, sums);
+}
+template <typename T> int attend_back(const Shape& s, const Saved<T>& saved, const T* dmixed, T* dheads) {
+  OF_CLASS("attention");
+  const int64_t keys = s.mixed(), values = keys + s.kv_heads * s.head_width;
+  const T* heads = saved.heads;
+  return backward<T>(problem_of(s), dmixed, heads, heads + keys, heads + values, saved.mixed, saved.sums, dheads, dheads + keys,
+                     dheads + values);
+}
 template <typename T> void activated(const Shape& s, const T* inner, T* out) {
   with_activation(s.activation, [&](auto kind) {
     if (s.gated) activate<decltype(kind), true>(s.tokens, s.mlp_width, raw(inner), raw(out));
@@ -306,8 +327,7 @@ int block_forward(const Shape& s, const Weights& w, const float* x, float* out, 
                        saved.rates_attention);
   apply(s, own, w.qkv, s.all_heads(), s.width, h, saved.heads);
   if (s.rotary_width) position_heads(heads_of(s), raw(saved.heads), raw(saved.heads));
-  const T *q = saved.heads, *k = q + s.mixed(), *v = k + s.kv_heads * s.head_width;
-  if (const int failed = forward(problem_of(s), q, k, v, saved.mixed, saved.sums)) return failed;
+  if (const int failed = attend(s, saved.heads, saved.mixed, saved.sums)) return failed;
   apply_to(s, own, w.out, s.width, s.mixed(), saved.mixed, x, out);
   normalise<Number<T>>(s.tokens, s.width, out, nullptr, w.mlp_norm, nullptr, raw(saved.n_mlp), raw(h), saved.rates_mlp);
   apply(s, own, w.mlp_in, s.inner(), s.width, h, saved.inner);
@@ -340,12 +360,12 @@ int block_backward(const Shape& s, const Weights& w, const float* given, float* 
   rounded(between);
   apply_back(s, own, w.out, s.width, s.mixed(), dy, dmixed);
   gradients_of<T>(s, own, dy, s.width, saved.mixed, s.mixed(), nullptr, to.out);
-  const T *q = saved.heads, *k = q + s.mixed(), *v = k + s.kv_heads * s.head_width;
-  T *dq = dheads, *dk = dq + s.mixed(), *dv = dk + s.kv_heads * s.head_width;
-  if (const int failed = backward<T>(problem_of(s), dmixed, q, k, v, saved.mixed, saved.sums, dq, dk, dv)) return failed;
-  if (s.rotary_width)
-    position_heads_back<Number<T>>(heads_of(s), raw(dq), s.all_heads(), raw(dk), raw(dv), s.all_heads(), nullptr, 0, raw(dheads),
-                                   nullptr, omp_get_max_threads());
+  if (const int failed = attend_back(s, saved, dmixed, dheads)) return failed;
+  if (s.rotary_width) {
+    T *dk = dheads + s.mixed(), *dv = dk + s.kv_heads * s.head_width;
+    position_heads_back<Number<T>>(heads_of(s), raw(dheads), s.all_heads(), raw(dk), raw(dv), s.all_heads(), nullptr, 0,
+                                   raw(dheads), nullptr, omp_get_max_threads());
+  }
   apply_back(s, own, w.qkv, s.all_heads(), s.width, dheads, dh);
   gradients_of(s, own, dheads, s.all_heads(), saved.n_attention, s.width, &w.attention_norm, to.qkv);
   norm_gradients(s, dh, saved.n_attention, to.attention_norm);

@@ -107,6 +107,7 @@ int model_forward(const Shape& s, const Ends& e, const Weights* weights, double*
                                          statistics + layer * s.saved_statistics(), own))
       return failed;
   normalise<Number<T>>(s.tokens, s.width, k.x, nullptr, e.norm, nullptr, raw(k.n), raw(k.h), k.rates);
+  OF_CLASS("loss");
   apply(s, own, Linear{k.head, nullptr}, k.classes, s.width, k.h, k.logits);
   float* losses = own.take<float>(s.tokens);
   score(s.tokens, e.vocabulary, k.classes, e.targets, e.loss_scale, raw(k.logits), losses);
@@ -122,11 +123,14 @@ int model_backward(const Shape& s, const Ends& e, const Weights* weights, const 
   const Kept<T> k(s, e, kept);
   Workspace ends = own;                      // what is taken from here is given back before the blocks' passes
   T* dh = take<T>(ends, s, s.width);
-  apply_back(s, ends, Linear{k.head, nullptr}, k.classes, s.width, k.logits, dh);
-  float* d_head = k.classes == e.vocabulary ? e.d_head : ends.take<float>(k.classes * s.width);
-  if (d_head != e.d_head && s.adds) std::fill_n(d_head, k.classes * s.width, 0.f);
-  gradients_of<T>(s, ends, k.logits, k.classes, k.h, s.width, nullptr, {d_head, nullptr});
-  if (d_head != e.d_head) put_or_add(d_head, e.vocabulary * s.width, s.adds, e.d_head);
+  {
+    OF_CLASS("loss");
+    apply_back(s, ends, Linear{k.head, nullptr}, k.classes, s.width, k.logits, dh);
+    float* d_head = k.classes == e.vocabulary ? e.d_head : ends.take<float>(k.classes * s.width);
+    if (d_head != e.d_head && s.adds) std::fill_n(d_head, k.classes * s.width, 0.f);
+    gradients_of<T>(s, ends, k.logits, k.classes, k.h, s.width, nullptr, {d_head, nullptr});
+    if (d_head != e.d_head) put_or_add(d_head, e.vocabulary * s.width, s.adds, e.d_head);
+  }
   norm_gradients(s, dh, k.n, e.d_norm);
   std::fill_n(k.x, s.tokens * s.width, 0.f);           // from here on the residual's gradient
   normalise_back(s.tokens, s.width, raw(dh), raw(k.n), k.rates, e.norm, k.x, k.x);
