@@ -47,7 +47,8 @@ def test_attention_is_known_by_its_kernels_where_it_cannot_be_marked(make_setup:
 def test_kernels_that_hold_several_classes_say_which(make_setup: Make, whole: bool) -> None:
     setup = FusedBlocks("one_call").apply(replace(make_setup(), attention=ragged_attention))
     found = shares(WholePass().apply(setup) if whole else setup, marks_attention=False)
-    assert all(found[name] > 0 for name in ("products", "attention", "loss", "elementwise", "optimizer"))
+    assert all(found[name] > 0 for name in ("products", "attention", "loss", "optimizer"))
+    assert found["elementwise"] > 0.05       # without a scope of its own it would be nobody's time
 
 
 def test_what_the_head_and_its_gradient_cost_belongs_to_the_loss(make_setup: Make) -> None:

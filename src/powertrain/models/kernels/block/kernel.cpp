@@ -144,6 +144,7 @@ int model_backward(const Shape& s, const Ends& e, const Weights* weights, const 
 }
 
 template <typename Pass> int guarded(Pass pass) {
+  OF_CLASS("elementwise");                   // but for what says otherwise
   try {
     Scratch().take<char>(COMPILING * omp_get_max_threads());
     return pass();
