@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from audit_subjects import software
 from code_cases import ARGUMENTS, HEAD, MADE, PARALLEL, PLAIN, loop
+from network_cases import NETWORK_CASES
 from running_cases import CALLED, FIRST, HELPER, NETWORK, PARSED, RUNNING_CASES
 
 from powertrain.audit.audit import read_subject
@@ -25,14 +26,17 @@ def said(name: str, text: str, folder: Path, where: Circumstances = WITH_RELEASE
     return [finding.why for finding in BY_NAME[name].find(read_subject(path), where)]
 
 
-@pytest.mark.parametrize("name", RUNNING_CASES)
+ENDING = RUNNING_CASES | NETWORK_CASES
+
+
+@pytest.mark.parametrize("name", ENDING)
 def test_a_rule_fires_where_its_cause_is(name: str, tmp_path: Path) -> None:
-    assert len(said(name, RUNNING_CASES[name][0], tmp_path)) == 1
+    assert len(said(name, ENDING[name][0], tmp_path)) == 1
 
 
-@pytest.mark.parametrize("name", RUNNING_CASES)
+@pytest.mark.parametrize("name", ENDING)
 def test_a_rule_is_silent_in_its_near_miss(name: str, tmp_path: Path) -> None:
-    assert said(name, RUNNING_CASES[name][1], tmp_path) == []
+    assert said(name, ENDING[name][1], tmp_path) == []
 
 
 @pytest.mark.parametrize("line", ["from transformers import AdamW", "from trl import PPOTrainer",

@@ -174,7 +174,10 @@ def unknown_arguments(followed: Followed) -> Iterator[Found]:
 def is_tokenising(made: Made) -> bool:
     """Return whether a call is `tokenizer(text, …)`, by its name or because a tokenizer was loaded there."""
     words = made.name.lower()
-    named = words.removesuffix("()").rpartition(".")[2] in ("tokenizer", "tok")
+    if words == "functools.partial" and isinstance(made.node, ast.Call) and made.node.args:      # with arguments for later
+        words = ast.unparse(made.node.args[0]).lower()
+    last = words.removesuffix("()").rpartition(".")[2]
+    named = last in ("tokenizer", "tok") or (last in ("batch_encode_plus", "encode_plus") and "tok" in words)
     return named or ("tokenizer" in words and words.endswith("from_pretrained()"))
 
 

@@ -1,14 +1,19 @@
 """The names of a file by scope, as Python looks them up: what a function can see, and what has a value when it is read."""
 
 import ast
+import builtins
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from powertrain.audit.script import FunctionNode, Loop, Script, inside
+from powertrain.audit.script import FunctionNode, Loop, Script, inside, last_name
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
+                                    "display"}
+KEPT = 64                    # files of which it is known what they bind: several rules ask
+OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
 Chain = tuple[ast.AST, ...]                  # the scopes around a node, the module first
 
 
@@ -188,3 +193,73 @@ def run_nodes(script: Script) -> tuple[ast.AST, ...]:
             entered |= set(more)
     found |= entered
     return tuple(node for node in script.nodes if node in found)
+
+
+@lru_cache(maxsize=KEPT)
+def bound_names(tree: ast.AST) -> frozenset[str]:
+    """Return every name that a file binds anywhere, in whatever scope."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, FunctionNode | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(item.asname or item.name).partition(".")[0] for item in node.names}
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            found.add(node.name)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            found |= set(node.names)
+    return frozenset(found)
+
+
+@lru_cache(maxsize=KEPT)
+def is_open(tree: ast.AST) -> bool:
+    """Return whether a file may have names that its text does not bind."""
+    return bool(_taken_whole(tree)) or _opens(tree)
+
+
+def _taken_whole(tree: ast.AST) -> list[ast.ImportFrom]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+
+
+def _opens(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Call) and last_name(node.func) in OPENS for node in ast.walk(tree))
+
+
+def names_of(script: Script, tree: ast.Module, seen: tuple[ast.AST, ...] = ()) -> frozenset[str] | None:
+    """Return every name that a file binds or takes whole from modules of its project; None where it may have others."""
+    if _opens(tree):
+        return None
+    found = bound_names(tree)
+    files = {module.file: module.tree for module in script.modules}
+    for node in _taken_whole(tree):
+        other = files.get(script.project.get((node, ""), script.path))
+        more = None if other is None else frozenset() if other in seen else names_of(script, other, (*seen, tree))
+        if more is None:
+            return None
+        found |= more
+    return found
+
+
+@lru_cache(maxsize=2)
+def own_tree(script: Script) -> ast.Module:
+    return ast.Module([node for node in script.tree.body if not isinstance(node, ast.Module)], [])
+
+
+def is_tried(script: Script, node: ast.AST) -> bool:
+    """Return whether code is ready for an error of its own."""
+    return any(isinstance(around, ast.Try) for around in script.ancestors(node))
+
+
+def is_annotation(script: Script, node: ast.AST) -> bool:
+    """Return whether a name only says a type, which Python may never look at."""
+    inner = node
+    for around in script.ancestors(node):
+        if isinstance(around, ast.arg) or (isinstance(around, ast.AnnAssign) and inner is around.annotation) or (
+                isinstance(around, FunctionNode) and inner is around.returns):
+            return True
+        inner = around
+    return False

@@ -198,7 +198,8 @@ class Script:
 
         def named_in(node: ast.AST) -> set[FunctionNode]:
             """Return the functions of the names in a node's own code, and all methods of classes of these names."""
-            names = {str(getattr(item, "id", getattr(item, "attr", ""))) for item in inside(node)}
+            own = inside(node, FunctionNode | ast.ClassDef)          # lambdas are called by what is given them
+            names = {str(getattr(item, "id", getattr(item, "attr", ""))) for item in own}
             names |= {item.name for item in ast.walk(node) if isinstance(item, ast.FunctionDef) and item.decorator_list}
             return {function for name in names if not name.startswith("__") for function in by_name.get(name, ())}
 

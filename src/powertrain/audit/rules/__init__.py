@@ -12,6 +12,7 @@ from powertrain.audit.rules import (
     memory,
     model,
     names,
+    network,
     optimizer,
     own_code,
     processes,
@@ -22,4 +23,5 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, own_code, learning, good)
+                 launching, values, own_code, network,
+                 learning, good)

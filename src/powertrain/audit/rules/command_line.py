@@ -4,10 +4,11 @@ import ast
 
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.calls import is_handed_on
-from powertrain.audit.rules.program import is_tried
+from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import FunctionNode, Script, argument, last_name
 from powertrain.audit.subject import Circumstances, Subject
 
+LETTERS = ("list", "tuple", "set")
 PARSING = ("parse_args", "parse_known_args")
 OF_A_NAMESPACE = frozenset(dir(object)) | {"__dict__"}
 NUMBERS = ("lr", "batch_size", "num_workers", "weight_decay", "max_length")       # arguments of calls that refuse a text
@@ -106,5 +107,13 @@ def _is_reckoned_with(script: Script, node: ast.Attribute) -> bool:
 def option_always_true(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An option of the command line has the type bool, for which every text is true, False too."""
     lost = [call for call in script.calls(".add_argument") if script.words(argument(call, "type") or call.func) == "bool"]
+    if lost:
+        yield found("moderate", *lost, names=", ".join(f"--{name}" for call in lost for name in sorted(_flags(call))))
+
+
+@code_rule
+def option_split_into_letters(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """An option of the command line has the type list, which makes a list of the letters of what is given."""
+    lost = [call for call in script.calls(".add_argument") if script.words(argument(call, "type") or call.func) in LETTERS]
     if lost:
         yield found("moderate", *lost, names=", ".join(f"--{name}" for call in lost for name in sorted(_flags(call))))

@@ -9,7 +9,7 @@ from powertrain.audit.installed import in_force
 from powertrain.audit.reading_calls import WITHOUT_PADDING
 from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
 from powertrain.audit.scopes import run_nodes
-from powertrain.audit.script import Script, argument
+from powertrain.audit.script import Script, argument, is_called
 from powertrain.audit.steps import is_without_gradients
 from powertrain.audit.subject import Circumstances, Subject
 
@@ -18,6 +18,7 @@ CAUSAL = ("CausalLM.from_pretrained", "CausalLM.from_config", "LMHeadModel.from_
 LABELS = ("labels", "label", "targets", "target", "target_ids", "y")
 ENDED = ("eos_token", "eos_token_id", "apply_chat_template", "<|endoftext|>", "</s>", "<|im_end|>", "<|eot_id|>")
 COLLATORS = ("transformers.DataCollatorForLanguageModeling", "transformers.data.data_collator.DataCollatorForLanguageModeling")
+COLLATING = ("__call__", "torch_call", "collate_fn", "data_collator", "collate")
 OLD_TRAINER = ("tokenizer", "max_seq_length", "packing")     # arguments of SFTTrainer that TRL had while it used that collator
 LOSSES = ("torch.nn.functional.cross_entropy", ".cross_entropy")
 REPLACING = (".where", ".masked_fill", ".masked_fill_")
@@ -35,7 +36,8 @@ FORWARD = 1 / 4              # of a step that has one forward pass more: forward
 
 def is_masked(script: Script) -> bool:
     """Return whether the code that training reaches puts -100, which the loss ignores, into labels."""
-    return script.says(*LEFT_OUT) or any(_is_minus_100(node) for node in script.nodes)
+    return script.says(*LEFT_OUT) or any(_is_minus_100(node) and "metric" not in getattr(script.function(node), "name", "")
+                                         for node in script.nodes)
 
 
 def _is_minus_100(node: ast.AST) -> bool:
@@ -213,6 +215,20 @@ def _gives(script: Script, node: ast.AST) -> bool:
     named = {keyword.arg: script.words(keyword.value) for keyword in node.keywords if keyword.arg}
     tokens = named.get("input_ids") or (script.words(node.args[0]) if node.args else "")
     return bool(tokens) and named.get("labels", "").removesuffix(".clone()") == tokens
+
+
+@code_rule
+def labels_made_anew(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The data masks prompts in its labels, and the collator makes labels of its own."""
+    trainer = script.sections.get("trainer")
+    given = argument(trainer, "data_collator", 2) if trainer is not None else None
+    makers = [call for call in script.behind(given) if isinstance(call, ast.Call) and is_called(script.name(call), COLLATORS)
+              and getattr(argument(call, "mlm", 1), "value", None) is False] if given is not None else []
+    masked = next((node for node in script.nodes if _is_minus_100(node) and "labels" in script.words(script.statement(node))
+                   and getattr(script.function(node), "name", "metric") not in COLLATING
+                   and "metric" not in getattr(script.function(node), "name", "metric")), None)
+    if makers and masked is not None:
+        yield found("critical", masked, makers[0])
 
 
 @code_rule

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.labels import CAUSAL, is_copied
 from powertrain.audit.rules.launching import FSDP
+from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import FunctionNode, Script, argument, inside, last_name
 from powertrain.audit.steps import OPTIMIZERS
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
@@ -352,3 +353,13 @@ def rows_of_unequal_length(script: Script, subject: Subject, where: Circumstance
     if tokenised and (not helped or labels is not None):
         yield found("critical", trainer, labels, pads=helped)
 
+
+@code_rule
+def resumes_from_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The training is always told to resume, also where there is no checkpoint yet."""
+    for call in script.calls(".train"):
+        asked = argument(call, "resume_from_checkpoint", 0)
+        always = isinstance(asked, ast.Constant) and asked.value is True and not script.conditions(call)
+        if always and "trainer" in script.sections and not is_tried(script, call):
+            yield found("critical", call)
+            return

@@ -225,10 +225,11 @@ def trainer_never_trains(script: Script, subject: Subject, where: Circumstances)
 @code_rule
 def padded_targets_trained(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The targets are padded to one length, and the loss counts their padding."""
-    if is_masked(script) or script.has_call(".DataCollatorForSeq2Seq"):
+    if is_masked(script):
         return
     given = [value for call in script.nodes if isinstance(call, ast.Call) and (value := argument(call, "labels")) is not None]
     named = {text for value in given for text in TARGETS if text in script.words(value)}
+    named |= {"labels"} if "trainer" in script.sections else set()
     for node in script.nodes:
         for name, value in given_to(node) if isinstance(node, ast.Assign) else ():
             source = next((inner for inner in script.behind(value) if isinstance(inner, ast.Call) and any(

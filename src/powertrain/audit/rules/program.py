@@ -1,13 +1,11 @@
 """Rules on a project as one program: names that do not exist, arguments that are missing, data that nothing reads or saves."""
 
 import ast
-import builtins
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,20 +13,16 @@ from powertrain.audit.project import HIGHEST
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
-from powertrain.audit.scopes import run_nodes
+from powertrain.audit.scopes import KNOWN, bound_names, is_annotation, is_open, is_tried, names_of, own_tree, run_nodes
 from powertrain.audit.script import DEFINITIONS, FunctionNode, Script, argument, last_name
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.records.findings import Evidence, Place
 
-KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
-                                    "display"}
-KEPT = 64                    # files of which it is known what they bind: several rules ask
 MAKING_NAMES = ("run_line_magic('run'", "run_line_magic('load", "pylab")        # what a notebook may have names from
 # first parts of imports that a project uses for its own modules
 OWN_NAMES = frozenset({"utils", "util", "src", "data", "models", "model", "config", "configs", "common", "helpers", "lib",
                        "core", "dataset", "modules", "scripts", "arguments", "constants", "prompts"})
 SEARCHED = ("sys.path", "addsitedir", "PYTHONPATH", "chdir")         # in a project that has modules elsewhere
-OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
 # argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
 GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
                   "use_auth_token": (("push_to_hub", "load_dataset"), "token"),
@@ -41,43 +35,6 @@ PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # i
 REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
 # published tokenizers that put a beginning-of-text token in front, as do their chat templates
 BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
-
-
-@lru_cache(maxsize=KEPT)
-def bound_names(tree: ast.AST) -> frozenset[str]:
-    """Return every name that a file binds anywhere, in whatever scope."""
-    found = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            found.add(node.id)
-        elif isinstance(node, ast.arg):
-            found.add(node.arg)
-        elif isinstance(node, FunctionNode | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(item.asname or item.name).partition(".")[0] for item in node.names}
-        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            found.add(node.name)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            found |= set(node.names)
-    return frozenset(found)
-
-
-@lru_cache(maxsize=KEPT)
-def is_open(tree: ast.AST) -> bool:
-    """Return whether a file may have names that its text does not bind."""
-    return any((isinstance(node, ast.ImportFrom) and node.names[0].name == "*")
-               or (isinstance(node, ast.Call) and last_name(node.func) in OPENS) for node in ast.walk(tree))
-
-
-@lru_cache(maxsize=2)
-def own_tree(script: Script) -> ast.Module:
-    return ast.Module([node for node in script.tree.body if not isinstance(node, ast.Module)], [])
-
-
-def is_tried(script: Script, node: ast.AST) -> bool:
-    """Return whether code is ready for an error of its own."""
-    return any(isinstance(around, ast.Try) for around in script.ancestors(node))
 
 
 @code_rule
@@ -100,9 +57,10 @@ def refused_by_python(script: Script, subject: Subject, where: Circumstances) ->
 def undefined_names(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The code uses a name that nothing gives a value."""
     for tree in (own_tree(script), *(module.tree for module in script.modules)):
-        if is_open(tree) or any(magic in script.text for magic in MAKING_NAMES):
+        bound = names_of(script, tree)
+        if bound is None or any(magic in script.text for magic in MAKING_NAMES):
             continue
-        names, inside = bound_names(tree) | KNOWN, set(ast.walk(tree))
+        names, inside = bound | KNOWN, set(ast.walk(tree))
         reached = script.nodes if tree is own_tree(script) else run_nodes(script)
         lost = [node for node in reached if isinstance(node, ast.Name) and node.id not in names and node in inside
                 and not is_tried(script, node)
@@ -110,17 +68,6 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
-
-
-def is_annotation(script: Script, node: ast.AST) -> bool:
-    """Return whether a name only says a type, which Python may never look at."""
-    inner = node
-    for around in script.ancestors(node):
-        if isinstance(around, ast.arg) or (isinstance(around, ast.AnnAssign) and inner is around.annotation) or (
-                isinstance(around, FunctionNode) and inner is around.returns):
-            return True
-        inner = around
-    return False
 
 
 @code_rule

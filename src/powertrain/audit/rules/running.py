@@ -10,8 +10,19 @@ from powertrain.audit.installed import defined, gives, in_force, members, root
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.calls import object_of, of_library, own_class
 from powertrain.audit.rules.processes import RANKED
-from powertrain.audit.rules.program import KNOWN, bound_names, is_annotation, is_open, is_tried, own_tree
-from powertrain.audit.scopes import Scopes, bound_by, means, run_nodes, used_before
+from powertrain.audit.scopes import (
+    KNOWN,
+    Scopes,
+    bound_by,
+    bound_names,
+    is_annotation,
+    is_open,
+    is_tried,
+    means,
+    own_tree,
+    run_nodes,
+    used_before,
+)
 from powertrain.audit.script import FunctionNode, Script, inside, last_name
 from powertrain.audit.subject import Circumstances, Subject
 
