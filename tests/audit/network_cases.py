@@ -18,6 +18,13 @@ ACROSS = ("from torch.utils.data import DataLoader\nloader = DataLoader(rows, ba
           "        self.embedding = nn.Embedding(100, 8)\n        self.attention = nn.MultiheadAttention(8, 2{more})\n\n"
           "    def forward(self, x):\n        x = self.embedding(x)\n        return self.attention(x, x, x)[0]\n"
           "model = Net()\n")
+ATTENDING = ("class Net(nn.Module):\n    def forward(self, q, k, v):\n"
+             "        y = F.scaled_dot_product_attention(q, k, v)\n        return {out}\nmodel = Net()\n")
+LORA = "from peft import LoraConfig, get_peft_model\nlora = LoraConfig(r=8)\n"
+HEADED = ("from peft import LoraConfig, get_peft_model\nfrom transformers import AutoModelForSequenceClassification\n"
+          "model = AutoModelForSequenceClassification.from_pretrained('bert-base-uncased')\n"
+          "model = get_peft_model(model, LoraConfig(r=8{more}))\n" + ARGUMENTS
+          + "Trainer(model, args, train_dataset=rows).train()\n")
 KEPT = "\n    if loss < 1:\n        best = {state}\nmodel.load_state_dict(best)\n"
 OWN = ("class Net(nn.Module):\n    def forward(self, x):\n        return x\n\n"
        "device = torch.device('cuda')\nnet = Net(){moved}\n")
@@ -39,6 +46,11 @@ NETWORK_CASES: dict[str, tuple[str, str]] = {
     "masked_with_nothing": (loop(*PLAIN, before=MASKED.format(value="1e-9")), loop(*PLAIN, before=MASKED.format(value="-1e9"))),
     "attention_across_batch": (loop(*PLAIN, before=ACROSS.format(more="")),
                                loop(*PLAIN, before=ACROSS.format(more=", batch_first=True"))),
+    "attention_thrown_away": (loop(*PLAIN, before=ATTENDING.format(out="v")), loop(*PLAIN, before=ATTENDING.format(out="y"))),
+    "adapters_never_applied": (HEAD + LORA + HF + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n",
+                               HEAD + LORA + HF + ARGUMENTS + "model = get_peft_model(model, lora)\n"
+                               "Trainer(model, args, train_dataset=rows).train()\n"),
+    "new_head_frozen": (HEAD + HEADED.format(more=""), HEAD + HEADED.format(more=", task_type='SEQ_CLS'")),
     "best_weights_shared": (loop(*PLAIN, after=KEPT.format(state="model.state_dict()")),
                             loop(*PLAIN, after=KEPT.format(state="copy.deepcopy(model.state_dict())"))),
     "model_left_behind": (loop(*ON_DEVICE, before=OWN.format(moved="")),

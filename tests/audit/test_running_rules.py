@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from audit_subjects import software
-from code_cases import ARGUMENTS, HEAD, MADE, PARALLEL, PLAIN, loop
+from code_cases import ARGUMENTS, HEAD, HF, MADE, PARALLEL, PLAIN, TOKENIZER, loop
 from network_cases import NETWORK_CASES
 from running_cases import CALLED, FIRST, HELPER, NETWORK, PARSED, RUNNING_CASES
 
@@ -233,3 +233,49 @@ def test_a_low_rate_is_usual_only_where_answers_are_compared_or_rewarded(trainer
     made += "model = get_peft_model(AutoModelForCausalLM.from_pretrained('gpt2'), LoraConfig(r=8))\n"
     made += f"{trainer}(model, args=TrainingArguments('out', learning_rate=5e-6), train_dataset=rows).train()\n"
     assert bool(said("learning_rate_unfit", HEAD + made, tmp_path)) == fires
+
+
+MADE_REWARD = ("from trl import GRPOConfig, GRPOTrainer\ndef make(runner):\n    def scored(completions, **kwargs):\n"
+               "        return [runner(text) for text in completions]\n    return scored\n"
+               "GRPOTrainer(model='gpt2', reward_funcs=[make(len)], args=GRPOConfig('out'), train_dataset=rows).train()\n")
+ASKED_FIRST = (HF + ARGUMENTS + "import inspect\nmore = {'model': model, 'args': args}\n"
+               "if 'processing_class' in inspect.signature(Trainer).parameters:\n    more['processing_class'] = 1\nelse:\n"
+               "    more['another'] = 1\nTrainer(**more).train()\n")
+STEPPED = ("from trl import PPOTrainer\nif __name__ == '__main__':\n    trainer = PPOTrainer(None)\n"
+           "    for batch in rows:\n        trainer.step(batch)\n")
+ONE_EPOCH = (HEAD + MADE + PARALLEL + "sampler = DistributedSampler(data)\nloader = DataLoader(data, sampler=sampler)\n"
+             "for batch in loader:\n    model(batch).mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n")
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("reward_without_answers", HEAD + MADE_REWARD), ("arguments_not_taken", HEAD + ASKED_FIRST),
+    ("trainer_never_trains", HEAD + STEPPED), ("sampler_without_epoch", ONE_EPOCH)])
+def test_what_public_code_showed_to_be_right_is_not_found(name: str, text: str, tmp_path: Path) -> None:
+    assert said(name, text, tmp_path) == []
+
+
+def test_names_of_a_module_that_is_taken_whole_are_known_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("a project")
+    (tmp_path / "sizes.py").write_text("width = 8\n")
+    text = HEAD + "from sizes import *\nprint({name})\n" + ARGUMENTS
+    assert said("undefined_names", text.format(name="width"), tmp_path) == []
+    assert said("undefined_names", text.format(name="depth"), tmp_path)
+    assert said("undefined_names", text.format(name="depth").replace("from sizes", "from math"), tmp_path) == []
+
+
+def test_code_behind_a_lambda_is_read(tmp_path: Path) -> None:
+    text = HEAD + HF + ARGUMENTS + ("def main():\n    rows.map(lambda row: told(row))\n    Trainer(model, args).train()\n"
+                                    "def told(row):\n    return lost\nmain()\n")
+    assert said("undefined_names", text, tmp_path)
+
+
+def test_a_training_argument_that_is_gone_is_found_by_the_installed_source(tmp_path: Path) -> None:
+    made = HEAD + HF + "Trainer(model, TrainingArguments('out', include_inputs_for_metrics=True)).train()\n"
+    assert said("arguments_not_taken", made, tmp_path)
+
+
+@pytest.mark.parametrize(("labels", "fires"), [("batch[0]", True), ("batch[1]", False)])
+def test_labels_of_the_same_source_as_the_tokens_are_a_copy(labels: str, fires: bool, tmp_path: Path) -> None:
+    text = loop("ids = batch[0]", f"labels = {labels}", "loss = model(ids, labels=labels).loss", *PLAIN[1:],
+                before=HF + TOKENIZER + "tokens = tokenizer(texts, padding='max_length')\n")
+    assert bool(said("padding_trained", text, tmp_path)) == fires

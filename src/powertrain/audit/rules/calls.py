@@ -34,15 +34,17 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
     """A call of a library has arguments that its release in force does not take."""
     said = {id(item) for section in ("training", "trainer") if section in script.sections
             for item in script.sections[section].keywords if item.arg in REMOVED or item.arg in OF_THE_CONFIG}
+    unknown = {key.rpartition(".")[2] for key in subject.unknown}
     wrong: list[tuple[ast.AST, str, ast.Call]] = []
     for call in run_nodes(script):
         if not isinstance(call, ast.Call) or not call.keywords or is_guarded(script, call):
             continue
         if script.name(call.func).endswith(SAID_OF_KEYS):
-            said |= {id(item) for item in call.keywords}
+            said |= {id(item) for item in call.keywords if item.arg in REMOVED or item.arg in unknown}
         taken = parameters(_called(script, call, where))
         if taken is not None:
-            wrong += [(node, name, call) for node, name in passed(script, call) if name not in taken and id(node) not in said]
+            wrong += [(node, name, call) for node, name in passed(script, call)
+                      if name not in taken and id(node) not in said and not is_guarded(script, node)]
     if wrong:
         says = ", ".join(dict.fromkeys(f"{name} of {last_name(call.func)}" for _, name, call in wrong))
         yield found("critical", *(node for node, _, _ in wrong), names=says)

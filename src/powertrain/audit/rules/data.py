@@ -318,10 +318,14 @@ def sampler_without_epoch(script: Script, subject: Subject, where: Circumstances
     if call is None or ".set_epoch(" in script.text or not script.training_loops or (
             isinstance(shuffle, ast.Constant) and not shuffle.value) or subject.value("training.num_train_epochs") == 1:
         return
+    loop = script.training_loops[0]
+    if isinstance(loop, ast.For) and not script.loops(loop) and not any(
+            script.loops(caller) for caller in script.callers(script.function(loop))):
+        return                               # the data are read once
     statement = script.statement(call)
     name = script.words(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-    epochs = next((loop for loop in script.loops(script.training_loops[0]) if isinstance(loop, ast.For)
-                   and isinstance(loop.target, ast.Name)), None)
+    epochs = next((around for around in script.loops(loop) if isinstance(around, ast.For)
+                   and isinstance(around.target, ast.Name)), None)
     edits = with_line(script, epochs.body[0], f"{name}.set_epoch({script.words(epochs.target)})") if (
         name and epochs is not None and script.function(epochs) is script.function(call)) else ()
     yield found("moderate", call, edits=edits)

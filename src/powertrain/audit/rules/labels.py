@@ -214,7 +214,16 @@ def _gives(script: Script, node: ast.AST) -> bool:
         return False
     named = {keyword.arg: script.words(keyword.value) for keyword in node.keywords if keyword.arg}
     tokens = named.get("input_ids") or (script.words(node.args[0]) if node.args else "")
-    return bool(tokens) and named.get("labels", "").removesuffix(".clone()") == tokens
+    labels = named.get("labels", "").removesuffix(".clone()")
+    return bool(tokens) and (labels == tokens or _is_of_one_source(script, node, labels, tokens))
+
+
+def _is_of_one_source(script: Script, node: ast.AST, *names: str) -> bool:
+    """Return whether the function around a node gives two names the same value: `ids = batch[0]` and `labels = batch[0]`."""
+    around = [each for each in ast.walk(script.function(node) or script.tree) if isinstance(each, ast.Assign)]
+    given = [[script.words(each.value) for each in around if any(
+        isinstance(target, ast.Name) and target.id == name for target in each.targets)] for name in names]
+    return all(given) and len({value for values in given for value in values}) == 1
 
 
 @code_rule

@@ -124,8 +124,15 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
 
 def is_guarded(script: Script, node: ast.AST) -> bool:
     """Return whether code asks for the release first, or is ready for an error."""
-    return any(isinstance(around, ast.Try) or (isinstance(around, ast.If | ast.IfExp) and any(
-        word in script.words(around.test) for word in ASKING)) for around in script.ancestors(node))
+    return any(isinstance(around, ast.Try) or (isinstance(around, ast.If | ast.IfExp) and (
+        _looks_for_a_name(around.test) or any(word in script.words(around.test) for word in ASKING)))
+        for around in script.ancestors(node))
+
+
+def _looks_for_a_name(test: ast.expr) -> bool:
+    """Return whether a test is `"name" in what_it_takes`."""
+    return any(isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant) and isinstance(
+        node.ops[0], ast.In | ast.NotIn) for node in ast.walk(test))
 
 
 def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, str]]:

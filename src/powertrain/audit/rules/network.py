@@ -3,6 +3,7 @@
 import ast
 
 from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import FunctionNode, Loop, Script, argument, last_name
 from powertrain.audit.subject import Circumstances, Subject
 
@@ -15,7 +16,9 @@ MOVING = ("to", "cuda", "half", "bfloat16", "float", "prepare", "initialize", "s
           "set_default_device", "set_default_tensor_type", "dispatch_model", "load_checkpoint_and_dispatch")
 SEQUENCE_FIRST = {"MultiheadAttention": 9, "TransformerEncoderLayer": 6, "TransformerDecoderLayer": 6, "Transformer": 9}
 TURNING = ("transpose", "swapaxes", "swapdims", "permute", "t", "T", "rearrange", "einsum", "batchify")
-LEFT = ("save", "checkpoint", "ckpt", "dump", "export", "upload", "push_to_hub", "persist", "write")
+HEADED = ("ForSequenceClassification.from_pretrained", "ForTokenClassification.from_pretrained")
+OF_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "task")           # task types whose new head peft trains and saves
+LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub")
 
 
 @code_rule
@@ -97,6 +100,53 @@ def attention_across_batch(script: Script, subject: Subject, where: Circumstance
 
 
 @code_rule
+def attention_thrown_away(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A forward pass computes attention, and nothing reads the result."""
+    for node in script.nodes:
+        function = script.function(node)
+        if not isinstance(node, ast.Assign) or function is None or function.name != "forward":
+            continue
+        target = node.targets[0] if len(node.targets) == 1 else None
+        attends = any(last_name(call.func) == "scaled_dot_product_attention" for call in ast.walk(node.value)
+                      if isinstance(call, ast.Call)) or (isinstance(node.value, ast.BinOp) and isinstance(
+                          node.value.op, ast.MatMult))
+        if not attends or not isinstance(target, ast.Name) or "locals" in script.words(function):
+            continue
+        if not _is_read(target.id, function):
+            yield found("critical", node, name=target.id)
+            return
+
+
+def _is_read(name: str, within: ast.AST) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in ast.walk(within))
+
+
+@code_rule
+def adapters_never_applied(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A configuration of adapters is made, and nothing takes it."""
+    for node in script.nodes:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(target, ast.Name) or not isinstance(node, ast.Assign) or not isinstance(
+                node.value, ast.Call) or script.name(node.value) != "peft.LoraConfig":
+            continue
+        if not _is_read(target.id, script.tree) and script.module(node) is None and not script.says("locals", "globals"):
+            yield found("critical", node, name=target.id)
+            return
+
+
+@code_rule
+def new_head_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The model gets a new head, and the adapters leave it frozen as it was drawn."""
+    headed = [call for call in script.nodes if isinstance(call, ast.Call) and script.name(call).endswith(HEADED)]
+    for call in script.calls("peft.LoraConfig") if headed and not script.says("requires_grad", "classifier", "score") else ():
+        kind = script.words(argument(call, "task_type", 0) or ast.Constant(""))
+        given = {item.arg for item in call.keywords}
+        if None not in given and "modules_to_save" not in given and not any(word in kind for word in OF_HEADS):
+            yield found("critical", call, headed[0])
+            return
+
+
+@code_rule
 def best_weights_shared(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The best weights are kept as state_dict() gives them, which go on being trained."""
     for node in script.nodes:
@@ -167,3 +217,32 @@ def never_saved(script: Script, subject: Subject, where: Circumstances) -> Findi
     begins = script.function(loop) is None or "__main__" in script.own_text
     if begins and script.has_call(".step"):
         yield found("moderate", loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
+
+
+@code_rule
+def view_of_a_slice(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A tensor that was cut in its second dimension or a later one is given another shape by `view`."""
+    for call in script.calls(".view"):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else call
+        flat = call.args and isinstance(call.args[0], ast.UnaryOp) and ast.unparse(call.args[0]) == "-1"
+        values = script.assigned(owner) if isinstance(owner, ast.Name) else [owner]
+        if flat and values and all(map(is_cut_inside, values)) and not is_tried(script, call):
+            yield found("critical", call, values[0] if values[0] is not owner else None)
+            return
+
+
+def is_cut_inside(value: ast.AST) -> bool:
+    """Return whether an expression takes a part of a dimension behind the first: x[:, 1:] or x[..., :-1, :]."""
+    if not isinstance(value, ast.Subscript) or not isinstance(value.slice, ast.Tuple):
+        return False
+    first, *rest = value.slice.elts
+    whole = isinstance(first, ast.Slice) and first.lower is first.upper is first.step is None
+    of_all = isinstance(first, ast.Constant) and first.value is ...
+    cut = any(isinstance(item, ast.Slice) and (is_number(item.lower) or is_number(item.upper)) for item in rest)
+    return (whole or of_all) and cut and all(isinstance(item, ast.Slice) for item in rest)
+
+
+def is_number(bound: ast.expr | None) -> bool:
+    """Return whether a slice begins or ends at a number but 0, such as 1 or -1: what is not written may be the whole length."""
+    value = bound.operand if isinstance(bound, ast.UnaryOp) else bound
+    return isinstance(value, ast.Constant) and isinstance(value.value, int) and value.value != 0

@@ -207,7 +207,8 @@ def learning_rate_unfit(subject: Subject, where: Circumstances) -> Findings:
 
 def _is_of_preferences(subject: Subject) -> bool:
     """Return whether answers are compared or rewarded, at rates of a tenth and less."""
-    return subject.value("objective.name") is not None or subject.trainer.endswith(REWARDING)
+    return subject.value("objective.name") is not None or subject.trainer.endswith(REWARDING) or \
+        subject.value("training.stage") in ("dpo", "kto", "ppo", "rm")
 
 
 @rule

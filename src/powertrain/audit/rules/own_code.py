@@ -16,6 +16,7 @@ MADE_ON_THE_CPU = ("torch.tensor", "torch.zeros", "torch.ones", "torch.randn", "
 PAIRED = ("_j", "_k", "_chosen", "_rejected", "_w", "_l", "_a", "_b", "_pos", "_neg", "_0", "_1")   # no model's own arguments
 LISTING = ("glob", "iglob", "listdir", "rglob", "scandir", "iterdir")
 PLACED = ("checkpoint", "ckpt")
+TRAINING = {"train", "step"}
 TARGETS = ("target_ids", "labels", "label_ids", "lm_labels")
 
 
@@ -104,7 +105,9 @@ def reward_without_answers(script: Script, subject: Subject, where: Circumstance
     trainer = next((call for call in script.nodes if isinstance(call, ast.Call) and last_name(call.func).endswith(
         "GRPOTrainer") and argument(call, "reward_funcs", 1) is not None), None)
     rewards = argument(trainer, "reward_funcs", 1) if trainer is not None else None
-    names = {last_name(node) for node in ast.walk(rewards) if isinstance(node, ast.Name | ast.Attribute)} if rewards else set()
+    made = {node for call in ast.walk(rewards) if isinstance(call, ast.Call) for node in ast.walk(call)} if rewards else set()
+    names = {last_name(node) for node in ast.walk(rewards) if isinstance(node, ast.Name | ast.Attribute) and node not in made} \
+        if rewards else set()                # what a call makes is not looked at
     for name in sorted(names & set(script.functions)):
         spec = script.functions[name].args
         taken = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
@@ -213,8 +216,8 @@ def trainer_never_trains(script: Script, subject: Subject, where: Circumstances)
         return
     statement = script.parents[made]
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
-    trains = any(isinstance(node, ast.Call) and "train" in last_name(node.func).lower().split("_")
-                 for node in ast.walk(script.tree))
+    trains = any(isinstance(node, ast.Call) and TRAINING & {*last_name(node.func).lower().split("_")}
+                 for node in ast.walk(script.tree))          # PPO's trainer of older releases has step
     if not isinstance(target, ast.Name) or trains:
         return
     uses = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == target.id]

@@ -362,35 +362,6 @@ def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumst
 
 
 @code_rule
-def view_of_a_slice(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A tensor that was cut in its second dimension or a later one is given another shape by `view`."""
-    for call in script.calls(".view"):
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else call
-        flat = call.args and isinstance(call.args[0], ast.UnaryOp) and ast.unparse(call.args[0]) == "-1"
-        values = script.assigned(owner) if isinstance(owner, ast.Name) else [owner]
-        if flat and values and all(map(is_cut_inside, values)) and not is_tried(script, call):
-            yield found("critical", call, values[0] if values[0] is not owner else None)
-            return
-
-
-def is_cut_inside(value: ast.AST) -> bool:
-    """Return whether an expression takes a part of a dimension behind the first: x[:, 1:] or x[..., :-1, :]."""
-    if not isinstance(value, ast.Subscript) or not isinstance(value.slice, ast.Tuple):
-        return False
-    first, *rest = value.slice.elts
-    whole = isinstance(first, ast.Slice) and first.lower is first.upper is first.step is None
-    of_all = isinstance(first, ast.Constant) and first.value is ...
-    cut = any(isinstance(item, ast.Slice) and (is_number(item.lower) or is_number(item.upper)) for item in rest)
-    return (whole or of_all) and cut and all(isinstance(item, ast.Slice) for item in rest)
-
-
-def is_number(bound: ast.expr | None) -> bool:
-    """Return whether a slice begins or ends at a number but 0, such as 1 or -1: what is not written may be the whole length."""
-    value = bound.operand if isinstance(bound, ast.UnaryOp) else bound
-    return isinstance(value, ast.Constant) and isinstance(value.value, int) and value.value != 0
-
-
-@code_rule
 def module_hidden(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A function of the file takes the name of a module that was imported, and the module is asked for something later."""
     reached = set(run_nodes(script))
