@@ -266,7 +266,7 @@ def test_names_of_a_module_that_is_taken_whole_are_known_and_others_are_not(tmp_
 def test_code_behind_a_lambda_is_read(tmp_path: Path) -> None:
     text = HEAD + HF + ARGUMENTS + ("def main():\n    rows.map(lambda row: told(row))\n    Trainer(model, args).train()\n"
                                     "def told(row):\n    return lost\nmain()\n")
-    assert said("undefined_names", text, tmp_path)
+    assert any("lost" in why for why in said("undefined_names", text, tmp_path))
 
 
 def test_a_training_argument_that_is_gone_is_found_by_the_installed_source(tmp_path: Path) -> None:
