@@ -23,6 +23,7 @@ for epoch in range(3):
         loss.backward()
         optimizer.step()
         torch.cuda.empty_cache()
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, "last.pt")
 """
 GOOD = BAD.replace("torch.cuda.empty_cache()", "optimizer.zero_grad()")
 # two findings want the same argument: one renames it, the other leaves it out

@@ -83,7 +83,7 @@ BUNDLES = {
 WAITING = {"eight_bit_adamw", "paged_adamw"}     # bitsandbytes waits for the GPU after the update of each tensor
 
 NOT_EMULATED = {
-    "threads": "it is for CPUs",
+    "threads": "it is for CPUs", "whole_pass": "it is for CPUs",
     "torch_compile": "Inductor asks the driver about the device; its CUDA code is compiled offline elsewhere",
     **dict.fromkeys(("sharding", "tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel"),
                     "it needs several processes, which tests/training and tests/launch have on CPUs"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from kinds_of_runs import Case
-from test_contract import here
+from test_contract import as_needed, here
 
 from powertrain.models.adapters.attached import has_adapters, merged, plain_state
 from powertrain.models.adapters.files import load_adapter, save_adapter
@@ -67,10 +67,11 @@ def tolerance_of(technique: type[Technique], setup: Setup) -> float:
     return IN_BF16 if setup.precision.compute_dtype is torch.bfloat16 else TOLERANCE[technique.exactness]
 
 
-def plan_beside_checkpointing(case: Case, name: str) -> Plan | str:
+def plan_beside_checkpointing(case: Case, technique: type[Technique]) -> Plan | str:
     """The plan of a run that asks for both, or the sentence that says why it cannot be."""
+    name = technique.name
     precision = {} if name in ("bf16", "frozen_base") else {"bf16": "off"}
-    pins = case.recipe.techniques | precision | {name: "on", "activation_checkpointing": "on"}
+    pins = as_needed(technique, case.recipe).techniques | precision | {name: "on", "activation_checkpointing": "on"}
     try:
         return make_plan(case.facts, case.recipe.model_copy(update={"techniques": pins}), 100)
     except WrongUse as error:
@@ -107,7 +108,7 @@ class TestFeatures:
     def test_it_is_beside_checkpointing_or_says_why_it_cannot_be(self, technique: type[Technique],
                                                                  cases: Mapping[str, Case]) -> None:
         case, _ = here(technique, cases)
-        plan = plan_beside_checkpointing(case, technique.name)
+        plan = plan_beside_checkpointing(case, technique)
         if isinstance(plan, str):
             assert "activation_checkpointing" in plan
             return

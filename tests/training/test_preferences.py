@@ -352,6 +352,6 @@ def test_training_from_scratch_and_other_models_than_decoders_are_refused(facts:
 @pytest.mark.parametrize("chunks", [0, 3])
 def test_a_step_of_compared_answers_is_profiled(make_pairs: MakePairs, chunks: int) -> None:
     setup = ChunkedCrossEntropy(chunks).apply(make_pairs(Dpo())) if chunks else make_pairs(Dpo())
-    found = profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, compiled=False)
+    found = profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, marks_attention=True)
     assert found["loss"] > 0
     assert found["products"] > 0
