@@ -39,6 +39,7 @@ from powertrain.techniques.base import CannotBuild
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.packing import Packing
 from powertrain.techniques.tf32 import Tf32
+from powertrain.techniques.whole_pass import WholePass
 from powertrain.training.optimizers import OPTIMIZERS
 
 
@@ -207,7 +208,8 @@ def test_a_kernel_that_does_not_compile_gives_way_to_one_that_needs_no_compiler(
     changed = {name: (before[name], after.get(name)) for name in before if before[name] != after.get(name)}
     assert changed == {"allocator": (Allocator("pool"), Allocator("glibc")),
                        "attention_kernel": (AttentionKernel("ragged"), AttentionKernel("bmm")),
-                       "fused_blocks": (FusedBlocks("one_call"), None)}         # of a small model
+                       "fused_blocks": (FusedBlocks("one_call"), None),         # of a small model
+                       "whole_pass": (WholePass(), None)}
     assert "no such instruction" in next(found.because for found in built.refused if found.technique == "fused_blocks")
     assert built.estimate == chosen.estimate
 

@@ -26,8 +26,8 @@ HEADED = ("from peft import LoraConfig, get_peft_model\nfrom transformers import
           "model = get_peft_model(model, LoraConfig(r=8{more}))\n" + ARGUMENTS
           + "Trainer(model, args, train_dataset=rows).train()\n")
 KEPT = "\n    if loss < 1:\n        best = {state}\nmodel.load_state_dict(best)\n"
-OWN = ("class Net(nn.Module):\n    def forward(self, x):\n        return x\n\n"
-       "device = torch.device('cuda')\nnet = Net(){moved}\n")
+OWN = ("class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.head = nn.Linear(8, 8)\n\n"
+       "    def forward(self, x):\n        return self.head(x)\n\ndevice = torch.device('cuda')\nnet = Net(){moved}\n")
 ON_DEVICE = ("loss = net(batch.to(device)).mean()", *PLAIN[1:])
 COLLATED = ("from transformers import DataCollatorForLanguageModeling\n"
             "collator = DataCollatorForLanguageModeling(tokenizer, mlm={mlm})\n"

@@ -247,6 +247,38 @@ ONE_EPOCH = (HEAD + MADE + PARALLEL + "sampler = DistributedSampler(data)\nloade
              "for batch in loader:\n    model(batch).mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n")
 
 
+NETS = "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.head = nn.Linear(8, 8)\n\n"
+MOVED = ("loss = net(batch.to('cuda')).mean()", *PLAIN[1:])
+LOSS = "class Focal(nn.Module):\n    def forward(self, x):\n        return x\nfocal = Focal()\nmodel = model.to('cuda')\n"
+FORWARD = "    def forward(self, x, mask):\n        {line}\n        return F.softmax(x, dim=-1){after}\nmodel = Net()\n"
+HEADS = ("from peft import LoraConfig, TaskType\nfrom transformers import AutoModelForSequenceClassification\n{first}"
+         "model = AutoModelForSequenceClassification.from_pretrained('bert-base-uncased')\nlora = LoraConfig(r=8{more})\n{then}"
+         + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n")
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("model_left_behind", loop("loss = focal(model(batch.to('cuda')))", *PLAIN[1:], before=LOSS)),
+    ("model_left_behind", loop(*MOVED, before=NETS + "    def forward(self, x):\n        return self.head(x)\nnet = Net()\n"
+                               "for each in (net, model):\n    each.to('cuda')\n")),
+    ("best_weights_shared", loop(*PLAIN, after="\n    if loss < 1:\n        best = copy.deepcopy(model).state_dict()\n"
+                                 "model.load_state_dict(best)\n")),
+    ("best_weights_shared", loop(*PLAIN, after="\n    state = model.state_dict()\n    torch.save(state, 'last.pt')\n"
+                                 "state = torch.load('last.pt')\nmodel.load_state_dict(state)\n")),
+    ("resumes_from_nothing", HEAD + HF + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\nmodel.train(True)\n"),
+    ("same_layer_repeated", loop(*PLAIN, before="layers = nn.ModuleList([nn.Identity()] * 4)\n")),
+    ("same_layer_repeated", loop(*PLAIN, before="layers = nn.ModuleList([None] * 4)\n")),
+    ("masked_with_nothing", loop(*PLAIN, before=NETS + FORWARD.format(line="pass", after=".masked_fill(mask, 1e-9)"))),
+    ("masked_with_nothing", loop(*PLAIN, before=NETS + FORWARD.format(
+        line="counts = mask.sum().masked_fill(mask, 1e-6)", after=" / counts"))),
+    ("adapters_never_applied", HEAD + HF + "from peft import LoraConfig\nclass Config:\n    lora = LoraConfig(r=8)\n"
+     + ARGUMENTS + "SFTTrainer(model, args=args, train_dataset=rows, peft_config=Config.lora).train()\n"),
+    ("new_head_frozen", HEAD + HEADS.format(first="TASK_TYPE = TaskType.SEQ_CLS\n", more=", task_type=TASK_TYPE", then="")),
+    ("new_head_frozen", HEAD + HEADS.format(first="", more="", then="lora.task_type = 'SEQ_CLS'\n")),
+    ("never_saved", loop(*PLAIN, after="\nmlflow.pytorch.log_model(model, 'model')\n"))])
+def test_common_code_that_is_right_is_not_found(name: str, text: str, tmp_path: Path) -> None:
+    assert said(name, text, tmp_path) == []
+
+
 @pytest.mark.parametrize(("name", "text"), [
     ("reward_without_answers", HEAD + MADE_REWARD), ("arguments_not_taken", HEAD + ASKED_FIRST),
     ("trainer_never_trains", HEAD + STEPPED), ("sampler_without_epoch", ONE_EPOCH)])
@@ -261,6 +293,15 @@ def test_names_of_a_module_that_is_taken_whole_are_known_and_others_are_not(tmp_
     assert said("undefined_names", text.format(name="width"), tmp_path) == []
     assert said("undefined_names", text.format(name="depth"), tmp_path)
     assert said("undefined_names", text.format(name="depth").replace("from sizes", "from math"), tmp_path) == []
+
+
+def test_modules_of_a_package_that_its_list_names_are_known(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("a project")
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("__all__ = ['losses']\n")
+    (package / "losses.py").write_text("width = 8\n")
+    assert said("undefined_names", HEAD + "from pkg import *\nprint(losses.width)\n" + ARGUMENTS, tmp_path) == []
 
 
 def test_code_behind_a_lambda_is_read(tmp_path: Path) -> None:

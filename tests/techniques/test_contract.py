@@ -52,10 +52,16 @@ def as_needed(technique: type[Technique], recipe: Recipe) -> Recipe:
 
 
 def as_planned(case: Any, answer: Any) -> Any:
-    """The case with the kernel of attention that a block in one call is planned with."""
-    if FusedBlocks("one_call") not in (getattr(answer, "technique", None), getattr(answer, "possible", None)):
+    """The case with the kernels that a block in one call, and then a whole pass, are planned with."""
+    planned = {getattr(answer, "technique", None), getattr(answer, "possible", None)}
+    if not planned & {FusedBlocks("one_call"), WholePass()}:
         return case
-    return dataclasses.replace(case, make_setup=lambda: AttentionKernel("ragged").apply(case.make_setup()))
+
+    def make() -> Setup:
+        setup = AttentionKernel("ragged").apply(case.make_setup())
+        return FusedBlocks("one_call").apply(setup) if WholePass() in planned else setup
+
+    return dataclasses.replace(case, make_setup=make)
 
 
 def without(case: Any) -> Setup:
@@ -165,10 +171,11 @@ class TestContract:
 def test_the_whole_plan_keeps_the_losses_and_the_gradients(cases: Mapping[str, Any], name: str, without: str) -> None:
     """All exact techniques together, with everything pinned on that can be; precision stays fp32.
 
-    What keeps activations and what computes them again exclude each other. Blocks by hand are compiled in one of the cases.
+    What keeps activations and what computes them again exclude each other, and a whole pass has its own kernels. Blocks by hand
+    are compiled in one of the cases.
     """
     case, taken, steps = cases[name], {"precision"}, []
-    left_out = ("frozen_base", "eight_bit_adamw", without, "cuda_graph")
+    left_out = ("frozen_base", "eight_bit_adamw", without, "cuda_graph", "whole_pass")
     for technique in CATALOGUE:
         answer = ask_anew(technique.name, case.facts, case.recipe)
         wanted = answer.technique if isinstance(answer, Proposal) else answer.possible

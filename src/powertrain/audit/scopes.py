@@ -233,7 +233,9 @@ def names_of(script: Script, tree: ast.Module, seen: tuple[ast.AST, ...] = ()) -
     """Return every name that a file binds or takes whole from modules of its project; None where it may have others."""
     if _opens(tree):
         return None
-    found = bound_names(tree)
+    found = bound_names(tree) | {node.value for each in ast.walk(tree) if isinstance(each, ast.Assign) and any(
+        last_name(target) == "__all__" for target in each.targets) for node in ast.walk(each.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)}      # which may be modules of a package
     files = {module.file: module.tree for module in script.modules}
     for node in _taken_whole(tree):
         other = files.get(script.project.get((node, ""), script.path))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from powertrain.models.kernels import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why, WrongUse
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
 from powertrain.training.objectives import NextToken, objective_of
 
 if TYPE_CHECKING:
@@ -72,7 +73,18 @@ class WholePass(Technique):
         return cls().on("blocks are one call each, and what is between them takes as long as they do",
                         Effect(GAIN, 0, basis=f"study: {STUDY}"))
 
+    def compiles(self) -> bool:
+        return True
+
+    def build(self) -> None:
+        try:
+            build.load(build.BLOCK)
+        except build.CannotBuild as error:
+            raise CannotBuild(f"whole_pass: its kernel could not be compiled: {error}; techniques.whole_pass=off trains "
+                              "without it", None) from None
+
     def apply(self, setup: Setup) -> Setup:
+        self.build()
         from powertrain.models.decoder import Decoder
         from powertrain.models.kernels.block import model
 
@@ -83,11 +95,17 @@ class WholePass(Technique):
             raise NotApplied(f"whole_pass: {error}; set it to off") from error
 
     def confirm(self, setup: Setup) -> None:
-        """Compare a pass of few tokens, run twice, with the pass by autograd."""
+        """Compare a pass of few tokens, run twice, with the pass by autograd, whose kernels must be the same."""
+        from powertrain.models.kernels.attention import ragged_attention
+        from powertrain.models.kernels.block.whole import OneCall
         from powertrain.training.setup import run_eagerly
 
         if not isinstance(setup.run_pass, InTwoCalls):
             raise NotApplied(f"whole_pass: passes are run by {name_of(setup.run_pass)}")
+        blocks = getattr(setup.run_block, "blocks", ())
+        if not blocks or not all(isinstance(block, OneCall) for block in blocks) or setup.attention is not ragged_attention:
+            raise NotApplied("whole_pass: it has the kernels of blocks in one call and of ragged attention, and others are in "
+                             "force; set it to off")
         few, dtype = setup.few_tokens(1, examples=1), str(setup.precision.compute_dtype).removeprefix("torch.")
         apart, off = setup.apart(setup.run_pass, run_eagerly, few)
         if not max(apart, off) <= TOLERANCE[dtype]:

@@ -233,11 +233,16 @@ def labels_made_anew(script: Script, subject: Subject, where: Circumstances) -> 
     given = argument(trainer, "data_collator", 2) if trainer is not None else None
     makers = [call for call in script.behind(given) if isinstance(call, ast.Call) and is_called(script.name(call), COLLATORS)
               and getattr(argument(call, "mlm", 1), "value", None) is False] if given is not None else []
-    masked = next((node for node in script.nodes if _is_minus_100(node) and "labels" in script.words(script.statement(node))
-                   and getattr(script.function(node), "name", "metric") not in COLLATING
-                   and "metric" not in getattr(script.function(node), "name", "metric")), None)
+    masked = next((node for node in script.nodes if _is_minus_100(node) and _masks_prompts(script, node)), None)
     if makers and masked is not None:
         yield found("critical", masked, makers[0])
+
+
+def _masks_prompts(script: Script, node: ast.AST) -> bool:
+    """Return whether a -100 goes into labels of the data, and not for their padding, which the collator masks too."""
+    function, words = getattr(script.function(node), "name", "metric"), script.words(script.statement(node))
+    return "labels" in words and function not in COLLATING and "metric" not in function and not any(
+        word in words for word in ("pad", "mask")) and not isinstance(script.parents[node], ast.Compare)
 
 
 @code_rule

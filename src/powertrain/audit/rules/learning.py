@@ -358,7 +358,7 @@ def rows_of_unequal_length(script: Script, subject: Subject, where: Circumstance
 def resumes_from_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The training is always told to resume, also where there is no checkpoint yet."""
     for call in script.calls(".train"):
-        asked = argument(call, "resume_from_checkpoint", 0)
+        asked = argument(call, "resume_from_checkpoint")
         always = isinstance(asked, ast.Constant) and asked.value is True and not script.conditions(call)
         if always and "trainer" in script.sections and not is_tried(script, call):
             yield found("critical", call)

@@ -11,14 +11,14 @@ TRAINED = ("Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "LSTM", "GRU",
            "TransformerEncoderLayer", "TransformerDecoderLayer", "TransformerEncoder")
 SHARED = ("share", "albert", "universal")    # in names of networks whose layers are one layer on purpose
 TINY = 1e-3                  # of what a mask puts in: far from the large negative number that a softmax takes for nothing
-COPYING = ("deepcopy", "copy", "clone", "cpu")
 MOVING = ("to", "cuda", "half", "bfloat16", "float", "prepare", "initialize", "setup", "setup_module", "to_empty", "xla_device",
           "set_default_device", "set_default_tensor_type", "dispatch_model", "load_checkpoint_and_dispatch")
 SEQUENCE_FIRST = {"MultiheadAttention": 9, "TransformerEncoderLayer": 6, "TransformerDecoderLayer": 6, "Transformer": 9}
 TURNING = ("transpose", "swapaxes", "swapdims", "permute", "t", "T", "rearrange", "einsum", "batchify")
 HEADED = ("ForSequenceClassification.from_pretrained", "ForTokenClassification.from_pretrained")
-OF_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "task")           # task types whose new head peft trains and saves
-LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub")
+OF_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")           # task types whose new head peft trains and saves
+WEIGHING = ("att", "wei", "prob", "score")           # in names of what weighs the values
+LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub", "Checkpoint", "log_model", "artifact", "store")
 
 
 @code_rule
@@ -29,7 +29,8 @@ def same_layer_repeated(script: Script, subject: Subject, where: Circumstances) 
     for call in script.calls("torch.nn.ModuleList", "torch.nn.Sequential"):
         for given in call.args[:1]:
             listed = given.value if isinstance(given, ast.Starred) else given
-            if (once := _made_once(listed)) is not None:
+            once = _made_once(listed)
+            if once is not None and _may_have_weights(script, once):
                 yield found("critical", call, once if once is not listed else None)
                 return
 
@@ -40,9 +41,16 @@ def _made_once(listed: ast.expr) -> ast.expr | None:
         one = listed.left if isinstance(listed.left, ast.List) else listed.right
         return one.elts[0] if isinstance(one, ast.List) and len(one.elts) == 1 else None
     if isinstance(listed, ast.ListComp | ast.GeneratorExp) and isinstance(listed.elt, ast.Name):
-        taken = {node.id for each in listed.generators for node in ast.walk(each.target) if isinstance(node, ast.Name)}
+        taken = {node.id for each in listed.generators for inner in (each.target, *each.ifs) for node in ast.walk(inner)
+                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         return None if listed.elt.id in taken else listed.elt
     return None
+
+
+def _may_have_weights(script: Script, layer: ast.expr) -> bool:
+    """Return whether a layer is one of torch's with weights, one of the project's, or not known by its name alone."""
+    made = script.assigned(layer) if isinstance(layer, ast.Name) else [layer]
+    return all(isinstance(each, ast.Call) and (last_name(each.func) in (*TRAINED, *script.classes)) for each in made)
 
 
 @code_rule
@@ -54,7 +62,7 @@ def layer_made_in_pass(script: Script, subject: Subject, where: Circumstances) -
             continue
         of_network = script.parents[function]
         is_made = script.name(call).startswith("torch.nn.") and last_name(call.func) in TRAINED
-        lasts = any(isinstance(around, ast.If | FunctionNode) and around is not function for around in _up_to(
+        lasts = any(isinstance(around, ast.If | ast.IfExp | ast.BoolOp | ast.Try | FunctionNode) for around in _up_to(
             script, call, function))         # made once, where there is none yet
         if is_made and not lasts and isinstance(of_network, ast.ClassDef) and of_network.bases:
             yield found("critical", call, name=last_name(call.func))
@@ -74,11 +82,24 @@ def masked_with_nothing(script: Script, subject: Subject, where: Circumstances) 
         number = value.value if isinstance(value, ast.Constant) else None
         if not isinstance(number, float) or not 0 < number < TINY or function is None:
             continue
-        softmax = next((node for node in ast.walk(function) if isinstance(node, ast.Call) and node.lineno >= call.lineno
-                        and "softmax" in last_name(node.func).lower()), None)
+        statement, owner = script.statement(call), getattr(call.func, "value", call)
+        held = statement.targets[0] if isinstance(statement, ast.Assign) else owner
+        softmax = next((node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_softmax(node) and any(
+            inner is call or (ast.unparse(inner) == ast.unparse(held) and node.lineno > call.lineno)
+            for given in (*node.args[:1], *_owner(node)) for inner in ast.walk(given))), None)
         if softmax is not None:
             yield found("critical", call, softmax, number=number)
             return
+
+
+def _is_softmax(call: ast.Call) -> bool:
+    """Return whether a call is `softmax(x)`, `x.softmax(-1)` or `nn.Softmax(-1)(x)`."""
+    return "softmax" in last_name(call.func.func if isinstance(call.func, ast.Call) else call.func).lower()
+
+
+def _owner(call: ast.Call) -> list[ast.expr]:
+    """Return `x` of `x.softmax(-1)`; of `torch.softmax(x)` the module, which is no tensor's name."""
+    return [call.func.value] if isinstance(call.func, ast.Attribute) else []
 
 
 @code_rule
@@ -87,8 +108,8 @@ def attention_across_batch(script: Script, subject: Subject, where: Circumstance
     turned = any(last_name(node.func if isinstance(node, ast.Call) else node) in TURNING for node in ast.walk(script.tree)
                  if isinstance(node, ast.Call | ast.Attribute))
     loaded = next((call for call in script.nodes if isinstance(call, ast.Call) and last_name(call.func) == "DataLoader"), None)
-    if turned or loaded is None or not script.training_loops or not script.says("Embedding") or script.has_call(
-            ".pad_sequence"):
+    given = loaded is None or argument(loaded, "collate_fn") is not None
+    if turned or given or not script.training_loops or not script.says("Embedding") or script.has_call(".pad_sequence"):
         return
     for call in script.nodes:
         place = SEQUENCE_FIRST.get(last_name(call.func)) if isinstance(call, ast.Call) and script.name(call).startswith(
@@ -108,8 +129,9 @@ def attention_thrown_away(script: Script, subject: Subject, where: Circumstances
             continue
         target = node.targets[0] if len(node.targets) == 1 else None
         attends = any(last_name(call.func) == "scaled_dot_product_attention" for call in ast.walk(node.value)
-                      if isinstance(call, ast.Call)) or (isinstance(node.value, ast.BinOp) and isinstance(
-                          node.value.op, ast.MatMult))
+                      if isinstance(call, ast.Call)) or (
+            isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.MatMult)
+            and last_name(node.value.left).startswith(WEIGHING) and "scaled_dot_product" not in script.words(function))
         if not attends or not isinstance(target, ast.Name) or "locals" in script.words(function):
             continue
         if not _is_read(target.id, function):
@@ -129,7 +151,9 @@ def adapters_never_applied(script: Script, subject: Subject, where: Circumstance
         if not isinstance(target, ast.Name) or not isinstance(node, ast.Assign) or not isinstance(
                 node.value, ast.Call) or script.name(node.value) != "peft.LoraConfig":
             continue
-        if not _is_read(target.id, script.tree) and script.module(node) is None and not script.says("locals", "globals"):
+        of_class = isinstance(script.parents[node], ast.ClassDef)
+        if not of_class and not _is_read(target.id, script.tree) and script.module(node) is None and not script.says(
+                "locals", "globals"):
             yield found("critical", node, name=target.id)
             return
 
@@ -138,10 +162,16 @@ def adapters_never_applied(script: Script, subject: Subject, where: Circumstance
 def new_head_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The model gets a new head, and the adapters leave it frozen as it was drawn."""
     headed = [call for call in script.nodes if isinstance(call, ast.Call) and script.name(call).endswith(HEADED)]
-    for call in script.calls("peft.LoraConfig") if headed and not script.says("requires_grad", "classifier", "score") else ():
-        kind = script.words(argument(call, "task_type", 0) or ast.Constant(""))
-        given = {item.arg for item in call.keywords}
-        if None not in given and "modules_to_save" not in given and not any(word in kind for word in OF_HEADS):
+    if not headed or script.says("requires_grad", "classifier", "score", "modules_to_save"):
+        return
+    for call in script.calls("peft.LoraConfig"):
+        kind = argument(call, "task_type", 0)
+        known = kind is None or isinstance(kind, ast.Constant) or (isinstance(kind, ast.Attribute) and last_name(
+            kind.value) == "TaskType")
+        set_later = any(isinstance(node, ast.Attribute) and node.attr == "task_type" and isinstance(node.ctx, ast.Store)
+                        for node in script.nodes)
+        if known and not set_later and all(item.arg for item in call.keywords) and not any(
+                word in script.words(kind or call.func) for word in OF_HEADS):
             yield found("critical", call, headed[0])
             return
 
@@ -152,16 +182,25 @@ def best_weights_shared(script: Script, subject: Subject, where: Circumstances) 
     for node in script.nodes:
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
         taken = node.value if isinstance(node, ast.Assign) else None
-        loops = script.loops(node)
-        kept = target is not None and isinstance(taken, ast.Call) and last_name(taken.func) == "state_dict" and not taken.args
-        of_object = isinstance(target, ast.Attribute) and "best" in target.attr
-        if not kept or target is None or not (of_object or (isinstance(target, ast.Name) and loops)):
+        loops, owner = script.loops(node), _of_state(taken) if isinstance(taken, ast.Call) else None
+        if owner is None or target is None or any(isinstance(each, ast.Call) for each in ast.walk(owner)):
+            continue                         # copied first
+        best = "best" in last_name(target) or (isinstance(target, ast.Name) and bool(script.conditions(node)))
+        others = [value for value in script.assigned(target) if value is not taken and not isinstance(value, ast.Constant)]
+        if not best or others or not (isinstance(target, ast.Attribute) or loops):
             continue
-        loaded = next((call for call in script.calls(".load_state_dict") if call.args and ast.unparse(call.args[0]).rpartition(
-            ".")[2] == ast.unparse(target).rpartition(".")[2] and (of_object or _comes_after(script, call, loops[-1]))), None)
+        loaded = next((call for call in script.calls(".load_state_dict") if call.args and last_name(call.args[0]) == last_name(
+            target) and ast.unparse(getattr(call.func, "value", call)) == ast.unparse(owner) and (
+            isinstance(target, ast.Attribute) or _comes_after(script, call, loops[-1]))), None)
         if loaded is not None and not script.says("FullStateDictConfig", "get_model_state_dict"):
             yield found("critical", node, loaded, name=ast.unparse(target))
             return
+
+
+def _of_state(call: ast.Call) -> ast.expr | None:
+    """Return `model` of `model.state_dict()`; None for another call."""
+    is_state = isinstance(call.func, ast.Attribute) and call.func.attr == "state_dict" and not call.args
+    return call.func.value if is_state and isinstance(call.func, ast.Attribute) else None
 
 
 def _comes_after(script: Script, node: ast.AST, loop: Loop) -> bool:
@@ -185,20 +224,31 @@ def model_left_behind(script: Script, subject: Subject, where: Circumstances) ->
             made = [node for node in ast.walk(function or script.tree) if isinstance(node, ast.Assign) and any(
                 isinstance(target, ast.Name) and target.id == call.func.id for target in node.targets)
                 and script.function(node) is function]
-            if made and all(_makes_network(script, node.value) for node in made) and not any(
-                    _is_about(each, call.func.id, node) for each in moves for node in made):
+            if made and all(_stays_on_the_cpu(script, node) for node in made) and not any(
+                    _is_about(each, call.func.id, node) for each in moves for node in made) and not _is_handed_on(
+                        script, call.func.id, loop):
                 yield found("critical", made[0], moved, name=call.func.id)
                 return
 
 
-def _makes_network(script: Script, value: ast.expr) -> bool:
-    """Return whether a value is an object of a network of the project that does not move itself."""
+def _is_handed_on(script: Script, name: str, loop: Loop) -> bool:
+    """Return whether outside of the loop a name is an argument of a call, or one of several in a list: that may move it."""
+    return any(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and isinstance(
+        script.parents[node], ast.Call | ast.keyword | ast.Tuple | ast.List) and node is not getattr(
+        script.parents[node], "func", None) and not script.is_within(node, loop) for node in ast.walk(script.tree))
+
+
+def _stays_on_the_cpu(script: Script, made: ast.Assign) -> bool:
+    """Return whether a network of the project, with weights, is made that does not move itself, outside of `with device:`."""
+    value = made.value
     kind = script.classes.get(last_name(value.func)) if isinstance(value, ast.Call) else None
-    if kind is None or any(item.arg and "device" in item.arg for item in getattr(value, "keywords", ())):
+    if kind is None or not isinstance(value, ast.Call) or any(item.arg and "device" in item.arg for item in value.keywords):
         return False
     inner = {last_name(node.func) for node in ast.walk(kind) if isinstance(node, ast.Call)}
-    return any(each.name == "forward" for each in script.methods(kind)) and not inner & {"to", "cuda"} and "device" not in {
-        last_name(node) for node in ast.walk(kind)}
+    moves = inner & {"to", "cuda"} or "device" in {last_name(node) for node in ast.walk(kind)} or any(
+        isinstance(around, ast.With) and "device" in script.words(around.items[0]) for around in script.ancestors(made))
+    return not moves and bool(inner & {*TRAINED, "Parameter", *script.classes}) and any(
+        each.name == "forward" for each in script.methods(kind))
 
 
 def _is_about(call: ast.Call, name: str, made: ast.Assign) -> bool:

@@ -137,10 +137,11 @@ function pathTo(element, top) {
   return ":scope > " + steps.join(" > ");
 }
 
-// What stays the same stays in place, so that no button goes while it is pressed. One that does something else now is another.
+// What stays the same stays in place, so that no button goes while it is pressed. One that does something else now is another,
+// and so is a form, whose values are no attributes.
 function renew(old, fresh) {
   if (old.isEqualNode(fresh)) return;
-  if (old.nodeType !== Node.ELEMENT_NODE || old.nodeName !== fresh.nodeName ||
+  if (old.nodeType !== Node.ELEMENT_NODE || old.nodeName !== fresh.nodeName || old.nodeName === "FORM" ||
       ["data-post", "data-send", "href"].some((name) => old.getAttribute(name) !== fresh.getAttribute(name))) return old.replaceWith(fresh);
   for (const name of old.getAttributeNames()) if (!fresh.hasAttribute(name) && name !== "aria-busy") old.removeAttribute(name);
   for (const name of fresh.getAttributeNames()) old.setAttribute(name, fresh.getAttribute(name));

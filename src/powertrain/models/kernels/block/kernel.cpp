@@ -87,7 +87,7 @@ void score(int64_t rows, int64_t vocabulary, int64_t classes, const int64_t* tar
     for (int64_t i = 0; i < vocabulary; ++i) largest = std::max(largest, get(x[i]));
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < vocabulary; ++i) sum += power_of_two((get(x[i]) - largest) * LOG2E);
-    losses[row] = largest + std::log(sum) - target;
+    losses[row] = std::log(sum) + (largest - target);
     const float share = scale / sum;
 #pragma omp simd
     for (int64_t i = 0; i < vocabulary; ++i) put(x[i], power_of_two((get(x[i]) - largest) * LOG2E) * share);
