@@ -56,7 +56,7 @@ def refused(part: Part, error: OSError, step: int) -> events.CheckpointFailed:
     """Return what a disk refused and, where the disk is full, what is free and what a checkpoint needs."""
     full = error.errno in (*FULL, errno.EFBIG)
     return events.CheckpointFailed(step=step, why=error.strerror or str(error), folder=str(part.folder.checkpoints),
-                                   last=part.state.step == part.prepared.total_steps,
+                                   last=step == part.prepared.total_steps,
                                    code=errno.errorcode.get(error.errno or 0, ""),
                                    free_bytes=shutil.disk_usage(part.folder.path).free if full else None,
                                    needed_bytes=checkpoint_bytes(part.prepared) if full else None)
