@@ -14,7 +14,7 @@ from torch import Tensor
 from adapted_models import make_base, with_adapter
 from powertrain.models.decoder import Decoder, give_reward_head
 from powertrain.models.kernels.attention import ragged_attention
-from powertrain.models.kernels.block.model import WholePass
+from powertrain.models.kernels.block.model import Forward, WholePass
 from powertrain.models.kernels.losses import token_loss
 from powertrain.records import IGNORE, Batch, WrongUse
 
@@ -36,7 +36,7 @@ def plainly(model: Decoder, batch: Batch, dtype: torch.dtype) -> tuple[float, di
 
 
 def at_once(model: Decoder, batch: Batch, dtype: torch.dtype) -> tuple[float, dict[str, Tensor]]:
-    begun = WholePass(model).forward(batch, dtype, SCALE)
+    begun = Forward(WholePass(model), batch, dtype, SCALE)
     begun.backward()
     return begun.loss, gradients_of(model)
 
@@ -89,7 +89,7 @@ def test_a_second_pass_adds_its_gradients_and_the_weights_keep_theirs_where_they
     _, once = at_once(model, batch, torch.bfloat16)
     places = []
     for _ in range(2):
-        WholePass(model).forward(batch, torch.bfloat16, SCALE).backward()
+        Forward(WholePass(model), batch, torch.bfloat16, SCALE).backward()
         places.append([parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None])
     assert places[0] == places[1]
     assert not far(distance(gradients_of(model), {name: 2 * value for name, value in once.items()}), 1e-6)
@@ -113,13 +113,13 @@ def test_without_a_target_loss_and_gradients_are_zero() -> None:
 def test_what_has_no_row_is_refused(name: str) -> None:
     model, batch = make_model("llama", "full"), make_batch()
     with pytest.raises(IndexError, match="has no row"):
-        WholePass(model).forward(replace(batch, **{name: getattr(batch, name) + model.config.vocabulary}), torch.float32, 1.0)
+        Forward(WholePass(model), replace(batch, **{name: getattr(batch, name) + model.config.vocabulary}), torch.float32, 1.0)
 
 
 def test_documents_beyond_learned_positions_are_refused() -> None:
     model = make_model("gpt2", "full", context=32)
     with pytest.raises(WrongUse, match="longer than the context"):
-        WholePass(model).forward(make_batch((33,)), torch.float32, 1.0)
+        Forward(WholePass(model), make_batch((33,)), torch.float32, 1.0)
 
 
 def test_models_that_the_kernel_does_not_have_are_refused() -> None:

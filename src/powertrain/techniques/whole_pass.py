@@ -31,7 +31,9 @@ class InTwoCalls:
     def __call__(self, setup: Setup, batch: Batch, units: float, scaler: GradScaler, lap: Lap) -> Sums:
         import torch
 
-        begun = self.whole.forward(batch, setup.precision.compute_dtype, scaler.get_scale() / units)
+        from powertrain.models.kernels.block.model import Forward
+
+        begun = Forward(self.whole, batch, setup.precision.compute_dtype, scaler.get_scale() / units)
         lap("forward")
         begun.backward()
         lap("backward")
@@ -40,7 +42,7 @@ class InTwoCalls:
 
 @dataclass(frozen=True)
 class WholePass(Technique):
-    """Between the blocks of a small model, which are a call each, torch and Python take as long as the blocks' products.
+    """Between the blocks of a small model, which are a call each, torch and Python still work call by call.
 
     Here the embeddings, all blocks, the last norm, the head, the cross-entropy and their gradients are one call forward and one
     backward, and nothing is recorded by autograd. What is computed is the same, with the same rounding. Held-out text is still
@@ -62,7 +64,7 @@ class WholePass(Technique):
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         objective = objective_of(run.recipe)
         if not isinstance(objective, NextToken) or objective.metrics or objective.embedding_noise:
-            return cls.refuse(Why.DOES_NOT_APPLY, "the kernel has plain cross-entropy of the next token, and nothing beside it")
+            return cls.refuse(Why.DOES_NOT_APPLY, "the kernel computes plain cross-entropy of the next token only")
         if not run.decided.one_call:
             return cls.refuse(Why.DOES_NOT_APPLY, "this needs blocks that are one call each, as those of small models are "
                               "(techniques.fused_blocks.kernels=one_call)",
@@ -70,7 +72,7 @@ class WholePass(Technique):
         if run.decided.loss_chunk_rows is not None:
             return cls.refuse(Why.CONFLICT, "the kernel computes all logits at once, and they are to be computed in chunks",
                               cure=("techniques.chunked_cross_entropy=off",), rival="chunked_cross_entropy")
-        return cls().on("blocks are one call each, and what is between them takes as long as they do",
+        return cls().on("blocks are one call each, and so can all of a pass be; it spares the calls between them",
                         Effect(GAIN, 0, basis=f"study: {STUDY}"))
 
     def compiles(self) -> bool:

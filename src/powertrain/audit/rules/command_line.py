@@ -8,7 +8,6 @@ from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import FunctionNode, Script, argument, last_name
 from powertrain.audit.subject import Circumstances, Subject
 
-LETTERS = ("list", "tuple", "set")
 PARSING = ("parse_args", "parse_known_args")
 OF_A_NAMESPACE = frozenset(dir(object)) | {"__dict__"}
 NUMBERS = ("lr", "batch_size", "num_workers", "weight_decay", "max_length")       # arguments of calls that refuse a text
@@ -90,7 +89,7 @@ def option_stays_text(script: Script, subject: Subject, where: Circumstances) ->
             and not _flags(call) & cast and any(_is_reckoned_with(script, node) for node in script.nodes
                                                 if isinstance(node, ast.Attribute) and node.attr in _flags(call))]
     if lost:
-        yield found("critical", *lost, names=", ".join(f"--{name}" for call in lost for name in sorted(_flags(call))))
+        yield found("critical", *lost, names=_named(lost))
 
 
 def _is_reckoned_with(script: Script, node: ast.Attribute) -> bool:
@@ -106,14 +105,22 @@ def _is_reckoned_with(script: Script, node: ast.Attribute) -> bool:
 @code_rule
 def option_always_true(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An option of the command line has the type bool, for which every text is true, False too."""
-    lost = [call for call in script.calls(".add_argument") if script.words(argument(call, "type") or call.func) == "bool"]
+    lost = _of_type(script, "bool")
     if lost:
-        yield found("moderate", *lost, names=", ".join(f"--{name}" for call in lost for name in sorted(_flags(call))))
+        yield found("moderate", *lost, names=_named(lost))
 
 
 @code_rule
 def option_split_into_letters(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An option of the command line has the type list, which makes a list of the letters of what is given."""
-    lost = [call for call in script.calls(".add_argument") if script.words(argument(call, "type") or call.func) in LETTERS]
+    lost = _of_type(script, "list", "tuple", "set")
     if lost:
-        yield found("moderate", *lost, names=", ".join(f"--{name}" for call in lost for name in sorted(_flags(call))))
+        yield found("moderate", *lost, names=_named(lost))
+
+
+def _of_type(script: Script, *types: str) -> list[ast.Call]:
+    return [call for call in script.calls(".add_argument") if script.words(argument(call, "type") or call.func) in types]
+
+
+def _named(calls: list[ast.Call]) -> str:
+    return ", ".join(f"--{name}" for call in calls for name in sorted(_flags(call)))

@@ -151,9 +151,8 @@ def adapters_never_applied(script: Script, subject: Subject, where: Circumstance
         if not isinstance(target, ast.Name) or not isinstance(node, ast.Assign) or not isinstance(
                 node.value, ast.Call) or script.name(node.value) != "peft.LoraConfig":
             continue
-        of_class = isinstance(script.parents[node], ast.ClassDef)
-        if not of_class and not _is_read(target.id, script.tree) and script.module(node) is None and not script.says(
-                "locals", "globals"):
+        if not isinstance(script.parents[node], ast.ClassDef) and not _is_read(target.id, script.tree) and script.module(
+                node) is None and not script.says("locals", "globals"):
             yield found("critical", node, name=target.id)
             return
 
@@ -253,9 +252,8 @@ def _stays_on_the_cpu(script: Script, made: ast.Assign) -> bool:
 
 def _is_about(call: ast.Call, name: str, made: ast.Assign) -> bool:
     """Return whether a call may move an object: it is a method of its, gets it, or is of everything."""
-    about = last_name(call.func) in ("set_default_device", "set_default_tensor_type")
-    return about or any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(call)) or any(
-        node is call for node in ast.walk(made))
+    return last_name(call.func).startswith("set_default_") or any(
+        node is call for node in ast.walk(made)) or any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(call))
 
 
 @code_rule

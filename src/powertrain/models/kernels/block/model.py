@@ -53,13 +53,9 @@ class WholePass:
         norm, scale = norm_of(self.model.norm, self.model.config)
         return (Weights * len(found))(*found), norm, [scale, *(scale for of_block in scales for scale in of_block)]
 
-    def forward(self, batch: Batch, dtype: torch.dtype, loss_scale: float) -> "Forward":
-        """Compute the loss. Gradients are to be those of the summed loss times `loss_scale`; products are in `dtype`."""
-        return Forward(self, batch, dtype, loss_scale)
-
 
 class Forward:
-    """A pass whose loss is computed and whose gradients are not yet."""
+    """A pass whose loss is computed. Its gradients are to be those of the summed loss times `loss_scale`."""
 
     def __init__(self, whole: WholePass, batch: Batch, dtype: torch.dtype, loss_scale: float):
         config, tokens = whole.model.config, len(batch.tokens)
