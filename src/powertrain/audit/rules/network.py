@@ -252,8 +252,8 @@ def _stays_on_the_cpu(script: Script, made: ast.Assign) -> bool:
 
 def _is_about(call: ast.Call, name: str, made: ast.Assign) -> bool:
     """Return whether a call may move an object: it is a method of its, gets it, or is of everything."""
-    return last_name(call.func).startswith("set_default_") or any(
-        node is call for node in ast.walk(made)) or any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(call))
+    return last_name(call.func).startswith("set_default_") or call in ast.walk(made) or any(
+        isinstance(node, ast.Name) and node.id == name for node in ast.walk(call))
 
 
 @code_rule
