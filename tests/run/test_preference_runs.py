@@ -180,10 +180,3 @@ def test_adapters_and_all_weights_get_trls_rates() -> None:
              for words in ([], ["method=full"], ["learning_rate=3e-4"])]
     assert rates == [1e-5, 1e-6, 3e-4]
     assert set(COMPARING) == {name for name, kind in OBJECTIVES.rows.items() if kind.rows != "answers" and not kind.task}
-
-
-def test_a_kernel_that_computes_losses_only_is_refused(cli: Cli, base: Path, pairs: Path) -> None:
-    code, _, err = cli("plan", f"model.path={base}", f"data={pairs}", "objective=dpo",
-                       "techniques.chunked_cross_entropy={kernels: triton}")
-    assert code == 2
-    assert "the objective dpo needs the log-probability of each target; use kernels=torch" in err

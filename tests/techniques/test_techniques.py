@@ -15,7 +15,7 @@ from powertrain.cost.fitting import PLANNED_SHARE, ROOM, fitting_tokens, longest
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels import build
 from powertrain.models.kernels.losses import token_loss
-from powertrain.planner import ask_anew
+from powertrain.planner import PinRefused, ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
@@ -154,14 +154,32 @@ def test_the_chunked_loss_has_the_plain_losss_gradients(make_setup: MakeSetup, r
     targets = torch.randint(0, 50, (33,), generator=generator)
     targets[::3] = IGNORE
     results = []
-    for loss in (token_loss, ChunkedCrossEntropy(rows).loss):
+    for loss in (token_loss, ChunkedCrossEntropy(rows).loss, ChunkedCrossEntropy(rows, "cpp").loss):
         hidden = torch.randn(33, 32, generator=torch.Generator().manual_seed(4), requires_grad=True)
         model.zero_grad()
         value = loss(model, hidden, targets)
         (value * 0.37).backward()
         results.append((value.detach(), hidden.grad, model.head_weight.grad))
-    for found, expected in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_is_computed_by_our_own_kernel_where_there_is_one(facts: Facts, gpu_facts: Callable[..., Facts],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(facts: Facts) -> ChunkedCrossEntropy | None:
+        large = replace(facts, data=replace(facts.data, train_batch_size=10**6))         # logits that are worth it
+        return ChunkedCrossEntropy.settings_of(ask_anew("chunked_cross_entropy", large, RECIPE))
+
+    here, rows = on_cpu(replace(facts, software=replace(facts.software, missing={}))), (1 << 22) // facts.model.vocabulary
+    monkeypatch.setattr(build, "is_built", lambda source: True)
+    assert answer(here) == ChunkedCrossEntropy(rows, "cpp")
+    without = replace(here, software=replace(here.software, missing={"c++ compiler": "not installed"}))
+    assert answer(without) == ChunkedCrossEntropy(rows, "torch")
+    for there, pinned, because in ((here, "triton", "the kernel triton is for 'cuda', and this run computes on 'cpu'"),
+                                   (gpu_facts((8, 0)), "cpp", "the kernel cpp is for 'cpu', and this run computes on 'cuda'"),
+                                   (without, "cpp", "c++ compiler: not installed")):
+        with pytest.raises(PinRefused, match=re.escape(because)):
+            make_plan(there, Recipe(techniques={"chunked_cross_entropy": {"kernels": pinned}}), 100)
 
 
 def test_rows_that_train_nothing_never_reach_the_head(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

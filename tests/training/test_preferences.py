@@ -183,13 +183,14 @@ def test_scores_in_chunks_are_those_of_all_logits(make_pairs: MakePairs, rows: i
     batch = setup.batch_of(setup.examples[:7])
     factors = torch.randn(batch.trained_tokens, generator=torch.Generator().manual_seed(0))
     found = []
-    for scores in (token_scores, ChunkedCrossEntropy(rows).scores):
+    for scores in (token_scores, ChunkedCrossEntropy(rows).scores, ChunkedCrossEntropy(rows, "cpp").scores):
         hidden = setup.model.hidden(batch, **setup.kernels)
         of_targets = scores(setup.model, hidden, batch.targets, batch.trained_tokens)
         found.append((of_targets, gradients(setup, (of_targets * factors).sum())))
-    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
-    for name, gradient in found[0][1].items():
-        torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-5)
+    for chunked in found[1:]:
+        torch.testing.assert_close(chunked[0], found[0][0], rtol=1e-5, atol=1e-5)
+        for name, gradient in found[0][1].items():
+            torch.testing.assert_close(chunked[1][name], gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_before_the_first_step_the_model_is_its_reference(make_pairs: MakePairs) -> None:

@@ -72,7 +72,7 @@ class FusedPart(Part):
         if not ranks:
             return y, None
         kept = dranks or self.new(ranks)
-        added = y if self.facts.workload.device == "cuda" else self.new(made)        # as parts.plus_product adds
+        added = y if self.facts.workload.adds_in_place else self.new(made)           # as in_place.plus_product adds
         return added, kept
 
     def weight_gradients(self, name: str) -> dict[str, Block]:

@@ -74,7 +74,8 @@ class Workload:
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
     kernel: str = ""                         # of attention, by its name in kernels/attention.py; "" = see attention_kernel
     compiled: bool = False
-    fused_blocks: bool = False               # they are run by functions written by hand, compiled
+    fused_blocks: bool = False               # they are run by functions written by hand
+    adds_in_place: bool = False              # what adapters add goes to the product that is there
     one_call: bool = False                   # all work of such a block's pass is one function
     whole_pass: bool = False                 # such blocks, and what is before and behind them, are one function
     saved: Mapping[str, str] = field(default_factory=dict, hash=False)   # of such blocks: tensor -> "recompute" or "offload"

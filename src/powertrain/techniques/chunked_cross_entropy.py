@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from powertrain.models.kernels import build
 from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
 from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,13 @@ CPU_LOGITS = 1 << 22         # per chunk: 16 MiB in fp32, large enough for a ful
 GPU_LOGITS = 1 << 26         # per chunk: a GPU needs a thousand rows or so to read the head's matrix seldom enough
 IN_PLACE_LOGITS = 1 << 28    # per chunk, where the gradient takes the place of the logits: no copies
 IN_PLACE_BYTES = 2           # per logit then
-KERNELS = ("torch", "triton")
-TRITON_GAIN = (0.7, 0.95)
+KERNELS = ("torch", "triton", "cpp")
+DEVICES = {"triton": "cuda", "cpp": "cpu"}   # that a kernel is for
+PARTS = {"triton": "triton", "cpp": "c++ compiler"}      # that it is compiled by
+OWN_GAIN = {"triton": (0.7, 0.95), "cpp": (0.9, 1.0)}    # of the step by torch's operators
+OWN_BASIS = {"triton": "guess: not measured yet", "cpp": "guess: not measured yet"}
+CPP_COMPILE_S = 5.0                          # once on a machine
+CPP_DTYPES = ("fp32", "bf16")
 CONFIRMED = 10_007           # logits of a row: more than the kernel has at a time, and no multiple of that
 TOLERANCE = 2 ** -7          # of bf16, which the gradient is rounded to
 
@@ -38,8 +44,8 @@ class ChunkedCrossEntropy(Technique):
 
     The gradient of cross-entropy is softmax - onehot, which the logits give at once. So the forward pass computes the gradients
     of the hidden rows and of the head, and keeps those instead of the logits: rows x width instead of rows x vocabulary.
-    A frozen head gets no gradient. The products are the same, summed over chunks in fp32. Triton's kernel reads a chunk's
-    logits twice and writes their gradient over them; torch's operators go over them eight times, mostly in fp32.
+    A frozen head gets no gradient. The products are the same, summed over chunks in fp32. Our own kernels, in Triton and C++,
+    read a chunk's logits two or three times and write the gradient over them; torch's operators go over them eight times.
     """
 
     rows: int = 1024
@@ -63,11 +69,13 @@ class ChunkedCrossEntropy(Technique):
             return cls.refuse(Why.DOES_NOT_APPLY, f"the objective {objective.name} computes no cross-entropy")
         tokens = data.train_batch_size * data.block
         whole_bytes = tokens * model.vocabulary * LOGIT_COPIES_BYTES
-        if cls._asks_for_triton(run) and (refusal := cls._without_triton(run)) is not None:
+        kernels = cls._pinned(run)
+        if kernels is not None and (refusal := cls._without(kernels, run)) is not None:
             return refusal
-        on_cpu, in_place = run.hardware.device == "cpu", cls._without_triton(run) is None
+        kernels = kernels or next(name for name in ("triton", "cpp", "torch") if cls._is_worth(name, run))
+        in_place, on_cpu = kernels != "torch", run.hardware.device == "cpu"
         rows = max(64, (CPU_LOGITS if on_cpu else IN_PLACE_LOGITS if in_place else GPU_LOGITS) // model.vocabulary)
-        found = cls(rows, "triton" if in_place else "torch")
+        found = cls(rows, kernels)
         shown = f"the logits of a batch take {whole_bytes / 2**20:,.0f} MiB ({tokens:,} tokens x {model.vocabulary:,})"
         skipped = (1 - data.trained_share) * model.head_parameters / (model.matmul_parameters + model.head_parameters)
         if data.trained_share < 1:
@@ -80,33 +88,43 @@ class ChunkedCrossEntropy(Technique):
         basis = "guess: memory by formula, time not measured yet" if not skipped else \
             "guess: a formula for the rows without a target, the rest not measured yet"
         low, high = 0.9 * (1 - skipped), 1.02 * (1 - skipped / 2)
-        studied = bool(skipped) and run.hardware.device == "cpu"
+        studied = bool(skipped) and on_cpu
         if studied:
             high = 1.02 * (1 - skipped / 3)
             basis = f"formula: rows without a target; the high end by study {CPU_STUDY}"
+        by = ""
         if in_place:
-            low, high, basis = low * TRITON_GAIN[0], high * TRITON_GAIN[1], "guess: not measured yet"
-        by = ", in one kernel of Triton that writes the gradient over them" if in_place else ""
+            (least, most), basis = OWN_GAIN[kernels], OWN_BASIS[kernels]
+            low, high, by = low * least, high * most, f", in one kernel ({kernels}) that writes the gradient over them"
         return found.on(f"{shown}; {rows:,} rows at a time take {chunk_bytes / 2**20:,.0f} MiB{by}",
                             Effect((low, high), chunk_bytes - whole_bytes, basis=basis, guessed=not studied), numbers=numbers)
 
     @classmethod
-    def _asks_for_triton(cls, run: PlannedRun) -> bool:
+    def _pinned(cls, run: PlannedRun) -> str | None:
+        """Return which kernels the recipe asks for, or None."""
         pin = run.recipe.techniques.get(cls.name)
-        return not isinstance(pin, str | None) and pin.get("kernels") == "triton"
+        return None if isinstance(pin, str | None) else pin.get("kernels")
 
     @classmethod
-    def _without_triton(cls, run: PlannedRun) -> Refusal | None:
-        """Return why Triton's kernel cannot run here, or None."""
-        if (objective := objective_of(run.recipe)).rows != "answers":
-            return cls.refuse(Why.DOES_NOT_APPLY, f"Triton's kernel computes losses, and the objective {objective.name} needs "
-                              "the log-probability of each target; use kernels=torch",
-                              cure=("techniques.chunked_cross_entropy.kernels=torch",))
-        if run.hardware.device != "cuda":
-            return cls.refuse(Why.HARDWARE_LACKS, "Triton's kernel needs a GPU, and this run computes on "
-                              f"{run.hardware.device!r}; use kernels=torch",
-                              cure=("techniques.chunked_cross_entropy.kernels=torch",))
-        return cls.without_parts(run, ("triton",))
+    def _without(cls, kernels: str, run: PlannedRun) -> Refusal | None:
+        """Return why these kernels cannot run here, or None."""
+        if kernels == "torch":
+            return None
+        device, dtype, cure = run.hardware.device, run.decided.dtype, (f"techniques.{cls.name}.kernels=torch",)
+        if device != DEVICES[kernels]:
+            return cls.refuse(Why.HARDWARE_LACKS, f"the kernel {kernels} is for {DEVICES[kernels]!r}, and this run computes on "
+                              f"{device!r}; use kernels=torch", cure=cure)
+        if kernels == "cpp" and dtype not in CPP_DTYPES:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the kernel cpp has logits in {' or '.join(CPP_DTYPES)}, not in {dtype}; use "
+                              "kernels=torch", cure=cure)
+        return cls.without_parts(run, (PARTS[kernels],))
+
+    @classmethod
+    def _is_worth(cls, kernels: str, run: PlannedRun) -> bool:
+        """Return whether these kernels can run here, and are compiled soon enough to pay."""
+        if cls._without(kernels, run) is not None:
+            return False
+        return kernels != "cpp" or build.is_built(build.ROWS) or run.bargain(OWN_GAIN[kernels], CPP_COMPILE_S)[0]
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
@@ -114,9 +132,23 @@ class ChunkedCrossEntropy(Technique):
             return ()
         tokens = run.data.train_batch_size * run.data.block      # more rows than that are all at once
         others = (replace(found, rows=rows) for rows in (found.rows // 4, 4 * found.rows) if 0 < rows < tokens)
-        return None, found, *others, *([replace(found, kernels="torch")] if found.kernels == "triton" else [])
+        return None, found, *others, *([replace(found, kernels="torch")] if found.kernels != "torch" else [])
+
+    def compiles(self) -> bool:
+        return self.kernels == "cpp"
+
+    def build(self) -> None:
+        if self.kernels != "cpp":
+            return
+        try:
+            build.load(build.ROWS)
+        except build.CannotBuild as error:
+            raise CannotBuild(f"chunked_cross_entropy: its kernel could not be compiled: {error}; "
+                              "techniques.chunked_cross_entropy.kernels=torch needs none",
+                              replace(self, kernels="torch")) from None
 
     def apply(self, setup: Setup) -> Setup:
+        self.build()
         return replace(setup, loss=self.loss)
 
     def confirm(self, setup: Setup) -> None:
@@ -124,11 +156,11 @@ class ChunkedCrossEntropy(Technique):
             raise NotApplied(f"chunked_cross_entropy: the objective {setup.objective.name} computes a loss of its own")
         if getattr(setup.loss, "__self__", None) != self:
             raise NotApplied(f"chunked_cross_entropy: the loss is computed by {name_of(setup.loss)}")
-        if self.kernels == "triton":
-            self._confirm_triton(setup)
+        if self.kernels != "torch":
+            self._confirm_kernel(setup)
 
-    def _confirm_triton(self, setup: Setup) -> None:
-        """Compare Triton's kernel with torch's operators, for some rows of random logits."""
+    def _confirm_kernel(self, setup: Setup) -> None:
+        """Compare our own kernel with torch's operators, for some rows of random logits."""
         import torch
 
         from powertrain.models.kernels.losses import plain_rows
@@ -143,7 +175,7 @@ class ChunkedCrossEntropy(Technique):
             assert other is not None
             apart = float((one.float() - other.float()).abs().max())
             if not apart <= TOLERANCE * float(other.float().abs().max()):
-                raise NotApplied(f"chunked_cross_entropy: Triton's kernel and torch's operators are {apart:.1e} apart; set "
+                raise NotApplied(f"chunked_cross_entropy: the kernel {self.kernels} is {apart:.1e} from torch's operators; set "
                                  "techniques.chunked_cross_entropy.kernels=torch, and report this")
 
     def _rows_loss(self) -> RowsLoss:
@@ -151,6 +183,10 @@ class ChunkedCrossEntropy(Technique):
             from powertrain.models.kernels.losses import plain_rows
 
             return plain_rows
+        if self.kernels == "cpp":
+            from powertrain.models.kernels.rows.losses import cpp_rows
+
+            return cpp_rows
         try:
             from powertrain.models.kernels.triton_losses import triton_rows
         except ImportError as error:
@@ -158,7 +194,7 @@ class ChunkedCrossEntropy(Technique):
         return triton_rows
 
     def reckon(self, workload: Workload) -> Workload:
-        return replace(super().reckon(workload), loss_in_place=self.kernels == "triton")
+        return replace(super().reckon(workload), loss_in_place=self.kernels != "torch")
 
     def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
              terms: Terms | None = None) -> Tensor:
@@ -171,7 +207,7 @@ class ChunkedCrossEntropy(Technique):
         """Return the log-probabilities of the targets. See losses.Scores."""
         from powertrain.models.kernels.losses import chunked_scores, trained_places
 
-        return chunked_scores(model, hidden, targets, self.rows, trained_places(targets, trained))
+        return chunked_scores(model, hidden, targets, self.rows, trained_places(targets, trained), self._rows_loss())
 
     def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
                     terms: Terms | None = None) -> Tensor:

@@ -196,7 +196,8 @@ class FusedBlocks(Technique):
                           numbers={"products_s": products_s, "calls_s": CALLS_S})
 
     def reckon(self, workload: Workload) -> Workload:
-        return replace(super().reckon(workload), one_call=self.kernels == "one_call")
+        in_place = self.kernels != "compiled" or workload.device == "cuda"
+        return replace(super().reckon(workload), one_call=self.kernels == "one_call", adds_in_place=in_place)
 
     def compiles(self) -> bool:
         return True

@@ -169,14 +169,16 @@ class _ChunkedLoss(torch.autograd.Function):
                 None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None, None, None)
 
 
-def chunked_scores(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor) -> Tensor:
+def chunked_scores(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor,
+                   rows_loss: RowsLoss = plain_rows) -> Tensor:
     """Return the log-probabilities (N,) of the targets at `places` as `Scores` does, `rows` rows at a time."""
     assert isinstance(model, Decoder)                # no other model has a head of its own
     dtype, weight = compute_dtype(hidden), model.head_weight
     if not torch.is_grad_enabled():
         hidden, weight = hidden.detach(), weight.detach()
     with torch.autocast(hidden.device.type, enabled=False):
-        scores: Tensor = _ChunkedScores.apply(hidden, weight, targets, rows, dtype, places)  # type: ignore[no-untyped-call]
+        scores: Tensor = _ChunkedScores.apply(hidden, weight, targets, rows, dtype, places,  # type: ignore[no-untyped-call]
+                                              rows_loss)
     return scores
 
 
@@ -185,52 +187,44 @@ class _ChunkedScores(torch.autograd.Function):
 
     A row's gradient is that of its own score times what comes back for it, which the forward pass does not know: so the product
     with it is made in the backward pass. The head's gradient is a sum over rows, so where the head is trained its logits are
-    computed again there.
+    computed again there. A score is the loss of its row with the other sign.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
-                places: Tensor) -> Tensor:
+                places: Tensor, rows_loss: RowsLoss) -> Tensor:
         wants_hidden, ctx.wants_weight = ctx.needs_input_grad[:2]
         head, wanted = weight.to(dtype), targets[places]
-        scores, normalisers = torch.empty(len(places), device=hidden.device), torch.empty(len(places), device=hidden.device)
+        losses = torch.empty(len(places), device=hidden.device)
         by_hidden = hidden.new_empty(len(places), hidden.shape[1]) if wants_hidden else None
         for first in range(0, len(places), rows):
             chunk = slice(first, first + rows)
-            logits = (hidden[places[chunk]].to(dtype) @ head.T).float()          # (rows, V)
-            normalisers[chunk] = logits.logsumexp(-1)
-            scores[chunk] = logits.gather(1, wanted[chunk][:, None]).squeeze(1) - normalisers[chunk]
-            if by_hidden is not None:
-                by_hidden[chunk] = (_by_logits(logits, normalisers[chunk], wanted[chunk]).to(dtype) @ head).to(hidden.dtype)
-        again = (hidden, weight, wanted, normalisers) if ctx.wants_weight else ()
-        ctx.rows, ctx.dtype, ctx.shape = rows, dtype, hidden.shape
+            x = hidden[places[chunk]].to(dtype)
+            losses[chunk], gradient = rows_loss(x @ head.T, wanted[chunk], None, gradient=wants_hidden, every=True)
+            if by_hidden is not None and gradient is not None:
+                by_hidden[chunk] = (gradient @ head).to(hidden.dtype)
+        again = (hidden, weight, wanted) if ctx.wants_weight else ()
+        ctx.rows, ctx.dtype, ctx.shape, ctx.rows_loss = rows, dtype, hidden.shape, rows_loss
         ctx.save_for_backward(places, by_hidden, *again)
-        return scores
+        return losses.neg_()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (places, by_hidden, *again), factors = ctx.saved_tensors, gradients[0][:, None]      # (N, 1)
+        (places, by_hidden, *again), factors = ctx.saved_tensors, -gradients[0][:, None]     # (N, 1)
         ctx.maybe_clear_saved_tensors()
         to_hidden = None
         if by_hidden is not None:
             to_hidden = by_hidden.new_zeros(ctx.shape).index_copy_(0, places, by_hidden * factors.to(by_hidden.dtype))
         if not ctx.wants_weight:
-            return to_hidden, None, None, None, None, None
-        hidden, weight, wanted, normalisers = again
+            return to_hidden, None, None, None, None, None, None
+        hidden, weight, wanted = again
         head, to_weight = weight.to(ctx.dtype), torch.zeros_like(weight, dtype=torch.float32)
         for first in range(0, len(places), ctx.rows):
             chunk = slice(first, first + ctx.rows)
             x = hidden[places[chunk]].to(ctx.dtype)
-            by_logits = _by_logits((x @ head.T).float(), normalisers[chunk], wanted[chunk])
-            to_weight += (by_logits * factors[chunk]).to(ctx.dtype).T @ x
-        return to_hidden, to_weight, None, None, None, None
-
-
-def _by_logits(logits: Tensor, normalisers: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of each row's log-probability by its logits (rows, V), whose place it takes: one-hot - softmax."""
-    gradient = logits.sub_(normalisers[:, None]).exp_().neg_()
-    gradient[torch.arange(len(targets), device=targets.device), targets] += 1
-    return gradient
+            gradient = ctx.rows_loss(x @ head.T, wanted[chunk], None, gradient=True, every=True)[1]
+            to_weight += gradient.T @ (x * factors[chunk]).to(ctx.dtype)
+        return to_hidden, to_weight, None, None, None, None, None
 
 
 def _with_terms(plain: Tensor, logits: Tensor, normaliser: Tensor, terms: Terms) -> Tensor:

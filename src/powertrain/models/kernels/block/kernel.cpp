@@ -70,31 +70,6 @@ inline void embed_back(const Shape& s, const int64_t* rows, float scale, const f
   }
 }
 
-// each row's cross-entropy; the logits (T, C) are replaced by their gradient times `scale`
-template <typename N>
-void score(int64_t rows, int64_t vocabulary, int64_t classes, const int64_t* targets, float scale, N* logits, float* losses) {
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) {
-    N* x = logits + row * classes;
-    losses[row] = 0;
-    if (targets[row] < 0) {
-      std::fill_n(x, classes, N(0));
-      continue;
-    }
-    const float target = get(x[targets[row]]);
-    float largest = target, sum = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < vocabulary; ++i) largest = std::max(largest, get(x[i]));
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < vocabulary; ++i) sum += power_of_two((get(x[i]) - largest) * LOG2E);
-    losses[row] = std::log(sum) + (largest - target);
-    const float share = scale / sum;
-#pragma omp simd
-    for (int64_t i = 0; i < vocabulary; ++i) put(x[i], power_of_two((get(x[i]) - largest) * LOG2E) * share);
-    put(x[targets[row]], power_of_two((target - largest) * LOG2E) * share - scale);
-  }
-}
-
 // the summed loss of the targets, and `kept` and each block's numbers and statistics for the backward pass
 template <typename T>
 int model_forward(const Shape& s, const Ends& e, const Weights* weights, double* loss, T* numbers, float* statistics,
@@ -110,7 +85,7 @@ int model_forward(const Shape& s, const Ends& e, const Weights* weights, double*
   OF_CLASS("loss");
   apply(s, own, Linear{k.head, nullptr}, k.classes, s.width, k.h, k.logits);
   float* losses = own.take<float>(s.tokens);
-  score(s.tokens, e.vocabulary, k.classes, e.targets, e.loss_scale, raw(k.logits), losses);
+  score(s.tokens, e.vocabulary, k.classes, e.targets, nullptr, e.loss_scale, raw(k.logits), losses);
   *loss = 0;
   for (int64_t row = 0; row < s.tokens; ++row) *loss += losses[row];
   return 0;

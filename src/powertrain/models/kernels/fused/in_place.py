@@ -18,14 +18,13 @@ def _add_no_product(y: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def plus_product(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return y (T, out) + a (T, R) b (R, out). On a GPU y holds the result: cuBLAS adds to it, and torch.addmm copies it first.
+    """Return y (T, out) + a (T, R) b (R, out), in y where that spares the copy of y that torch.addmm makes.
 
-    torch's compiler makes addmm of addmm_, so compiled code calls an operator that it does not know.
+    torch's compiler makes addmm of addmm_, so compiled code calls an operator that it does not know, which is there on a GPU.
     """
+    if not torch.compiler.is_compiling():
+        return y.addmm_(a, b)
     if not y.is_cuda:
         return torch.addmm(y, a, b)
-    if torch.compiler.is_compiling():
-        torch.ops.powertrain.add_product_(y, a, b)
-    else:
-        y.addmm_(a, b)
+    torch.ops.powertrain.add_product_(y, a, b)
     return y

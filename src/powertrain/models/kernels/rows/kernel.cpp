@@ -30,7 +30,13 @@
                                   double* sums, int64_t threads) {                                                             \
     position_heads_back(*p, dq, p->heads * p->width, dk, dv, p->kv_heads * p->width, raw, stride, dy, sums, threads);          \
   }                                                                                                                            \
-  void add_##NAME(int64_t rows, int64_t width, float* x, const N* y) { add(rows, width, x, y); }
+  void add_##NAME(int64_t rows, int64_t width, float* x, const N* y) { add(rows, width, x, y); }                               \
+  int score_##NAME(int64_t rows, int64_t vocabulary, const int64_t* targets, const Terms* terms, float scale, N* logits,       \
+                   float* losses) {                                                                                            \
+    const bool has_all = std::all_of(targets, targets + rows, [&](int64_t target) { return target < vocabulary; });            \
+    if (has_all) score(rows, vocabulary, vocabulary, targets, terms, scale, logits, losses);                                   \
+    return has_all;                                                                                                            \
+  }
 
 extern "C" {
 FOR(float, fp32)

@@ -38,7 +38,7 @@ class RowParts(Parts):
             return super().heads(y, cosines, sines, weights)
         c, y = self.config, y.contiguous()
         out = y if weights.q_norm is None else torch.empty_like(y)
-        _call("position_heads", y.dtype, self._heads_of(len(y), cosines, sines, weights), y, out)
+        call("position_heads", y.dtype, self._heads_of(len(y), cosines, sines, weights), y, out)
         found, read = (x.view(len(y), c.heads + 2 * c.kv_heads, c.head_width) for x in (out, y))
         return found, None if weights.q_norm is None else read[:, :c.heads + c.kv_heads]
 
@@ -49,7 +49,7 @@ class RowParts(Parts):
         c, raw = self.config, entered.raw
         dy = dq.new_empty(len(dq), (c.heads + 2 * c.kv_heads) * c.head_width)
         sums = torch.zeros(torch.get_num_threads(), 2, c.head_width, dtype=torch.float64)
-        _call("position_heads_back", dy.dtype, self._heads_of(len(dq), cosines, sines, weights), dq.contiguous(),
+        call("position_heads_back", dy.dtype, self._heads_of(len(dq), cosines, sines, weights), dq.contiguous(),
               dk.contiguous(), dv.contiguous(), raw, 0 if raw is None else raw.stride(0), dy, sums, len(sums))
         q_norm, k_norm = sums.sum(0).float() if raw is not None else (None, None)
         return dy, q_norm, k_norm
@@ -57,7 +57,7 @@ class RowParts(Parts):
     def _add(self, between: Tensor, branch: Tensor, seed: Tensor | None) -> Tensor:
         if seed is not None:
             return super()._add(between, branch, seed)
-        _call("add", branch.dtype, *between.shape, between, branch.contiguous())         # nobody else has the residual
+        call("add", branch.dtype, *between.shape, between, branch.contiguous())         # nobody else has the residual
         return between
 
     def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
@@ -75,24 +75,24 @@ class RowParts(Parts):
         x = x.contiguous()
         joined = x if added is None else torch.empty_like(x)
         n, h, rates = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=dtype), x.new_empty(len(x), 1)
-        _call("normalise", dtype, *x.shape, x, None if added is None else added.contiguous(), self._norm_of(norm), joined, n, h,
+        call("normalise", dtype, *x.shape, x, None if added is None else added.contiguous(), self._norm_of(norm), joined, n, h,
               rates)
         return joined, Normalised(n, rates), h
 
     def _normalise_back(self, dx: Tensor, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
         out = torch.empty_like(dx, memory_format=torch.contiguous_format)
-        _call("normalise_back", dh.dtype, *dx.shape, dh.contiguous(), normalised.n.contiguous(), normalised.rate,
+        call("normalise_back", dh.dtype, *dx.shape, dh.contiguous(), normalised.n.contiguous(), normalised.rate,
               self._norm_of(norm), dx.contiguous(), out)
         return out
 
     def _act(self, inner: Tensor) -> Tensor:
         out = inner.new_empty(len(inner), self._mlp_width(inner))
-        _call("activate", inner.dtype, *out.shape, *self._activation, inner.contiguous(), out)
+        call("activate", inner.dtype, *out.shape, *self._activation, inner.contiguous(), out)
         return out
 
     def _act_back(self, inner: Tensor, dact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         out, dinner = inner.new_empty(len(inner), self._mlp_width(inner)), torch.empty_like(inner)
-        _call("activate_back", inner.dtype, *out.shape, *self._activation, inner.contiguous(), dact.contiguous(), out, dinner)
+        call("activate_back", inner.dtype, *out.shape, *self._activation, inner.contiguous(), dact.contiguous(), out, dinner)
         return out.to(dtype), dinner.to(dtype)
 
     def _mlp_width(self, inner: Tensor) -> int:
@@ -112,9 +112,10 @@ class RowParts(Parts):
                        *(None if norm is None else norm.data_ptr() for norm in norms), c.norm_epsilon)
 
 
-def _call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
+def call(name: str, dtype: torch.dtype, *arguments: Any) -> int:
     """Call a function of the kernel for a dtype of products: tensors by their addresses, structures by reference."""
-    getattr(load(ROWS), f"{name}_{NAMES[dtype]}")(*map(passed, arguments))
+    found: int = getattr(load(ROWS), f"{name}_{NAMES[dtype]}")(*map(passed, arguments))
+    return found
 
 
 def passed(argument: Any) -> Any:

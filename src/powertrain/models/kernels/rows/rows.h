@@ -1,4 +1,5 @@
-// The elementwise stretches of a decoder's block on a CPU, forward and backward: each reads and writes a token's numbers once.
+// The elementwise stretches of a decoder's block on a CPU, forward and backward: each reads and writes a token's numbers once. And
+// the loss of rows.
 //
 // What torch's compiler would make of them, for any number of tokens, compiled in seconds and called without checks. Arithmetic
 // is fp32; what products read and give is bf16 or fp32. A thread takes whole rows, of which a row is one token's numbers.
@@ -260,6 +261,48 @@ template <typename N> void add(int64_t rows, int64_t width, float* x, const N* y
     const N* more = y + row * width;
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i) to[i] += get(more[i]);
+  }
+}
+
+struct Terms {                               // of a loss, as losses.py has them
+  float label_smoothing, z_loss;
+};
+
+// the loss of each row (R), or with terms three numbers of it (3, R), see losses.py: 0 where the target is negative. Unless `scale`
+// is 0 the loss's gradient times it takes the place of the logits (R, V), whose rows begin `stride` apart
+template <typename N>
+void score(int64_t rows, int64_t vocabulary, int64_t stride, const int64_t* targets, const Terms* terms, float scale, N* logits,
+           float* losses) {
+  const float smoothing = terms ? terms->label_smoothing : 0.f, z_loss = terms ? terms->z_loss : 0.f;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto found = [&](float loss, float plain, float square) {
+      losses[row] = loss;
+      if (terms) losses[rows + row] = plain, losses[2 * rows + row] = square;
+    };
+    N* x = logits + row * stride;
+    if (targets[row] < 0) {
+      found(0.f, 0.f, 0.f);
+      if (scale) std::fill_n(x, vocabulary, N(0));
+      continue;
+    }
+    const float target = get(x[targets[row]]);
+    float largest = target, sum = 0, total = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < vocabulary; ++i) largest = std::max(largest, get(x[i]));
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < vocabulary; ++i) sum += power_of_two((get(x[i]) - largest) * LOG2E);
+    if (smoothing)
+#pragma omp simd reduction(+ : total)
+      for (int64_t i = 0; i < vocabulary; ++i) total += get(x[i]) - largest;
+    const float plain = std::log(sum) + (largest - target), normaliser = largest + std::log(sum), square = normaliser * normaliser;
+    const float smooth = std::log(sum) - total / float(vocabulary);
+    found((1 - smoothing) * plain + z_loss * square + smoothing * smooth, plain, square);
+    if (!scale) continue;
+    const float share = scale * (1 + 2 * z_loss * normaliser) / sum, less = scale * smoothing / float(vocabulary);
+#pragma omp simd
+    for (int64_t i = 0; i < vocabulary; ++i) put(x[i], power_of_two((get(x[i]) - largest) * LOG2E) * share - less);
+    put(x[targets[row]], power_of_two((target - largest) * LOG2E) * share - less - scale * (1 - smoothing));
   }
 }
 
