@@ -71,9 +71,9 @@ def _encoding_s(texts: Sequence[str], tokenizer: Path) -> float:
     return time.perf_counter() - began
 
 
-def most_resident_kib(process: int | str = "self") -> int:
-    """Of a process since it began; what getrusage tells counts who started it, too."""
-    return int(Path(f"/proc/{process}/status").read_text(encoding="ascii").partition("VmHWM:")[2].split()[0])
+def most_resident_kib(process: int | str = "self", field: str = "VmHWM") -> int:
+    """Of a process since it began; what getrusage tells counts who started it, too. RssAnon: now, without mapped files."""
+    return int(Path(f"/proc/{process}/status").read_text(encoding="ascii").partition(f"{field}:")[2].split()[0])
 
 
 def digest(store: ExampleStore) -> str:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cases import CASES, Materials, PeerArm
@@ -78,8 +78,9 @@ def cold_start(words: Sequence[str], folder: Path) -> dict[str, float]:
         return start(words, Path(empty), folder)
 
 
-def start(words: Sequence[str], caches: Path, folder: Path, most_s: float = LONGEST_S) -> dict[str, float]:
-    """Seconds after the command at which each thing was there, in order."""
+def start(words: Sequence[str], caches: Path, folder: Path, most_s: float = LONGEST_S,
+          look: Callable[[int], None] = lambda pid: None) -> dict[str, float]:
+    """Seconds after the command at which each thing was there, in order. `look` gets the process's number before its end."""
     output = folder / "started"
     shutil.rmtree(output, ignore_errors=True)
     environment = {**os.environ, "POWERTRAIN_CACHE": str(caches / "powertrain"),
@@ -97,6 +98,7 @@ def start(words: Sequence[str], caches: Path, folder: Path, most_s: float = LONG
                 if event in EVENTS:
                     stamps[EVENTS[event]] = time.perf_counter() - began
                 if event == "step":
+                    look(run.pid)
                     break
         finally:
             ending.cancel()

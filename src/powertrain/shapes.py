@@ -209,6 +209,16 @@ def length_quantiles(lengths: Any, quantiles: dict[str, float] | None = None) ->
 
     return {name: int(np.quantile(lengths, share, method="nearest")) for name, share in (quantiles or QUANTILES).items()}
 
+
+def quantiles_of_counts(counts: Any) -> dict[str, int]:
+    """Return what `length_quantiles` does, of the number of examples that have each number of tokens, from 0 to the most."""
+    import numpy as np
+
+    ends = np.cumsum(counts)
+    places = {name: np.rint(share * (ends[-1] - 1)) for name, share in QUANTILES.items()}
+    return {name: int(np.searchsorted(ends, place, side="right")) for name, place in places.items()}
+
+
 # ------------------------------------------------------------------------------------------------ gpu
 
 FLASH_SINCE = (8, 0)          # compute capability

@@ -213,6 +213,42 @@ def test_the_first_barrier_of_a_pair_is_met_by_the_second(tmp_path: Path) -> Non
     assert said("one_process_waits", loop(*PLAIN, before=PARALLEL, after=FIRST.format(waits="        ")), tmp_path)
 
 
+SHARDED = ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\ndist.init_process_group('nccl')\n{early}"
+           "model = FSDP(model)\n")
+SAVED = "def save():\n    if {test}:\n        return\n    torch.save({what}, 'x.pt')\nsave()\n"
+
+
+@pytest.mark.parametrize(("test", "what", "waits"), [
+    ("dist.get_rank() != 0", "model.state_dict()", True), ("not is_main(0)", "model.state_dict()", True),
+    ("rank > 0", "model(data)", True), ("rank > 0", "head.state_dict()", False), ("rank > 1", "model.state_dict()", False)])
+def test_what_follows_the_return_of_the_others_is_done_by_one(test: str, what: str, waits: bool, tmp_path: Path) -> None:
+    text = loop(*PLAIN, before=SHARDED.format(early=""), after=SAVED.format(test=test, what=what))
+    assert bool(said("one_process_waits", text, tmp_path)) is waits
+
+
+def test_the_weights_of_a_sharded_model_are_gathered_by_all_processes(tmp_path: Path) -> None:
+    sample = "def sample(model):\n    with FSDP.summon_full_params(model):\n        print(model.generate(data))\n"
+    called = loop(*PLAIN, before=SHARDED.format(early="") + sample, after="if dist.get_rank() == 0:\n    sample(model)\n")
+    assert said("one_process_waits", called, tmp_path)
+    assert said("one_process_waits", called.replace("if dist.get_rank() == 0", "if True"), tmp_path) == []
+    early = "if dist.get_rank() == 0:\n    print(model(data))\n"          # before it is sharded
+    assert said("one_process_waits", loop(*PLAIN, before=SHARDED.format(early=early)), tmp_path) == []
+
+
+def test_an_engine_of_deepspeed_saves_with_all_processes(tmp_path: Path) -> None:
+    engine = "import deepspeed\nengine, _, _, _ = deepspeed.initialize(model=model)\n"
+    text = loop(*PLAIN, before=engine, after="if dist.get_rank() == 0:\n    engine.save_checkpoint('out')\n")
+    assert said("one_process_waits", text, tmp_path)
+    assert said("one_process_waits", text.replace("engine.save_checkpoint('out')", "tokenizer.save_pretrained('out')"),
+                tmp_path) == []
+
+
+@pytest.mark.parametrize(("first", "lost"), [("sggtep = 0", True), ("step = 0", False), ("global step", False)])
+def test_a_name_that_is_only_added_to_has_no_value(first: str, lost: bool, tmp_path: Path) -> None:
+    text = f"data, step = [], 1\ndef train():\n    {first}\n    for batch in loader:\n        step += 1\ntrain()\n"
+    assert bool(said("undefined_names", HEAD + text + MADE, tmp_path)) is lost
+
+
 def test_a_module_of_the_project_has_the_names_that_are_read(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("a project")
     (tmp_path / "sizes.py").write_text("width = 8\n")

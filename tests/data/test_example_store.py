@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from example_folders import chat_folder, examples_of, json_lines, seq2seq_folder, span_folder
-from powertrain.data.examples import making
-from powertrain.data.examples.store import held_out, weighted
+from powertrain.data import order
+from powertrain.data.examples import making, sides
+from powertrain.data.examples.sides import held_out, weighted
 from powertrain.data.order import epoch_order
 from powertrain.data.publishing import is_whole
 from powertrain.records import IGNORE, WrongUse
@@ -129,6 +131,25 @@ def test_no_prompt_is_on_both_sides_and_the_share_is_met(opened, tmp_path):
 def test_a_share_of_distinct_prompts_is_met_to_the_example(share):
     prompts = np.arange(123, dtype=np.uint64)
     assert held_out(prompts, share, 1).sum() == pytest.approx(share * 123, abs=0.5)
+
+
+@pytest.mark.parametrize("different", [400, 10**9])
+def test_the_split_is_that_of_all_prompts_at_once_and_takes_little_memory(different, monkeypatch):
+    monkeypatch.setattr(sides, "AT_ONCE", 1000)
+    monkeypatch.setattr(order, "DRAWN_AT_ONCE", 1000)
+    prompts = np.random.default_rng(0).integers(0, different, 20_000).astype(np.uint64)
+    distinct, group, counts = np.unique(prompts, return_inverse=True, return_counts=True)
+    missing, drawn = 0.1 * len(prompts), np.zeros(len(distinct), np.bool_)
+    for unit in order.seeded_order(1, order.SPLIT_STREAM, len(distinct)).tolist():
+        if missing >= 0.5 and counts[unit] < 2 * missing:
+            drawn[unit] = True
+            missing -= counts[unit]
+    tracemalloc.start()
+    found = held_out(prompts, 0.1, 1)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.tolist() == drawn[group].tolist()
+    assert taken < 30 * len(prompts) + 200_000
 
 
 def test_at_least_one_prompt_is_on_each_side_and_a_single_one_cannot_be_split():

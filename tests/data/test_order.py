@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 
 from powertrain.data import order
-from powertrain.data.order import SORTED_MOST, cursor, epoch_order, keyed_places, seeded_order, step_examples
+from powertrain.data.order import (
+    SORTED_MOST,
+    cursor,
+    epoch_order,
+    in_seeded_order,
+    keyed_places,
+    seeded_order,
+    step_examples,
+)
 
 PINNED = [131, 929, 594, 805, 814, 654, 691, 801]       # written down once, as below
 
@@ -15,6 +23,12 @@ def test_an_epoch_is_a_permutation(examples):
 def test_the_order_is_the_same_in_every_version():
     # written down once: a resumed run must continue with the examples that the interrupted one had left
     assert seeded_order(42, 0, 8).tolist() == [7, 1, 6, 4, 3, 5, 0, 2]
+
+
+@pytest.mark.parametrize("count", [1, 99, 100, 101, 1234])
+def test_an_order_that_is_made_part_by_part_is_the_same(count, monkeypatch):
+    monkeypatch.setattr(order, "DRAWN_AT_ONCE", 100)
+    assert list(in_seeded_order(7, 3, count)) == seeded_order(7, 3, count).tolist()
 
 
 def test_seeds_and_epochs_give_different_orders():

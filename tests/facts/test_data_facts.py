@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -13,6 +14,7 @@ from powertrain.data.store import open_store
 from powertrain.facts.data import data_facts, example_facts
 from powertrain.recipe import DataRecipe
 from powertrain.records import IGNORE, WrongUse
+from powertrain.shapes import length_quantiles, quantiles_of_counts
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 6, 7, 123])
@@ -59,6 +61,12 @@ def tokenizer_folder(tmp_path):
     return folder
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 12, 101])
+def test_quantiles_of_counted_lengths_are_those_of_the_lengths(count):
+    lengths = np.random.default_rng(count).integers(0, 30, count)
+    assert quantiles_of_counts(np.bincount(lengths)) == length_quantiles(lengths)
+
+
 def stored_examples(tmp_path, tokenizer_folder, rows, **changes):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return examples_of(tmp_path / "rows.jsonl", max_length=64, tokenizer_folder=tokenizer_folder, cache=tmp_path / "cache",
@@ -75,7 +83,7 @@ def test_the_facts_of_examples_are_those_of_their_lengths(tmp_path, tokenizer_fo
     assert (facts.train_tokens, facts.examples, facts.max_length) == (sum(lengths), len(lengths), max(lengths))
     assert facts.trained_share == pytest.approx(trained / sum(lengths))
     assert 0 < facts.trained_share < 1
-    assert (facts.length_quantiles["min"], facts.length_quantiles["max"]) == (min(lengths), max(lengths))
+    assert dict(facts.length_quantiles) == length_quantiles(lengths)
     assert facts.validation_tokens == sum(len(example.inputs) for example in store.validation) > 0
     assert (facts.kind, facts.documents, facts.train_batch_size, facts.vocabulary) == ("conversation", 50, 4, 24)
     assert (facts.digest, facts.redundancy) == (store.digest, 1.0)

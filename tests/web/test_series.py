@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from runs_written import line_of, write_run
 from powertrain.records.event_log import counted, read_all_events
 from powertrain.records.events import Step
 from powertrain.run.folder import RunFolder, summarise
-from powertrain.web import series
+from powertrain.web import log_lines, series
+from powertrain.web.log_lines import ROW_BYTES
 from powertrain.web.series import MOST_CHUNKS, Index
 
 
@@ -104,16 +106,17 @@ def test_a_line_that_is_completed_while_the_log_is_read_waits_for_the_next_readi
 
     line = line_of(21).encode()
     whole, rest = line_of(20).encode(), [line[40:]]
-    assert list(series._blocks(Growing(whole + line[:40]), 0)) == [[whole]]
+    assert list(log_lines.blocks(Growing(whole + line[:40]), 0, 1000)) == [[whole]]
 
 
 def test_many_new_steps_are_several_chunks_that_stay_apart(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(series, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(log_lines, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(log_lines, "CHUNK_STEPS", 30)
     monkeypatch.setattr(series, "CHUNK_STEPS", 30)
     run = write_run(tmp_path / "run", 200, ended=False)
     check_same(index, run)
     with index._database() as database:
-        sizes = [size // series.ROW_BYTES for size, in database.execute("SELECT LENGTH(steps) FROM chunk ORDER BY begin")]
+        sizes = [size // ROW_BYTES for size, in database.execute("SELECT LENGTH(steps) FROM chunk ORDER BY begin")]
     assert len(sizes) > 4
     assert min(sizes[:-1]) >= 30
     for step in range(201, 201 + 2 * MOST_CHUNKS):
@@ -121,10 +124,26 @@ def test_many_new_steps_are_several_chunks_that_stay_apart(index, tmp_path, monk
             log.write(line_of(step))
         Index(index.file).series(run)
     with index._database() as database:
-        joined = [size // series.ROW_BYTES for size, in database.execute("SELECT LENGTH(steps) FROM chunk ORDER BY begin")]
+        joined = [size // ROW_BYTES for size, in database.execute("SELECT LENGTH(steps) FROM chunk ORDER BY begin")]
     assert joined[:len(sizes) - 1] == sizes[:-1]
     assert len(joined) < len(sizes) + 2 * MOST_CHUNKS - 10
     check_same(Index(index.file), run)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_long_log_is_read_in_several_processes(index, tmp_path, monkeypatch, moved):
+    run = write_run(tmp_path / "run", 300)
+    monkeypatch.setattr(log_lines, "READ_APART_BYTES", (run / "events.jsonl").stat().st_size // 3)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    asked, submit = [], ProcessPoolExecutor.submit
+
+    def watched(pool, work, path, *rest):
+        asked.append(rest[1:])
+        return submit(pool, work, tmp_path / "elsewhere" if moved else path, *rest)          # then this process reads it all
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", watched)
+    check_same(index, run)
+    assert len(asked) == 2
 
 
 def test_a_number_beyond_any_float_damages_its_line_alone(index, tmp_path):

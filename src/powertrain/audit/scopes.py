@@ -157,6 +157,20 @@ def used_before(tree: ast.Module) -> Iterator[tuple[ast.Name, ast.AST]]:
         yield from order.unset()
 
 
+def only_added_to(tree: ast.Module) -> Iterator[ast.Name]:
+    """Yield the names of a file that `x += 1` reads and nothing else in the same function gives a value."""
+    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))):
+        nodes = list(inside(scope))
+        given = {name for node in nodes for name in bound_by(node)}
+        given |= {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+        if isinstance(scope, FunctionNode):
+            given |= {item.arg for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
+        added = [node.target for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)]
+        given |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+                  and node not in added}
+        yield from (target for target in added if target.id not in given)
+
+
 def means(script: Script, name: ast.Name, node: FunctionNode | ast.ClassDef) -> bool:
     """Return whether a name stands for this function or class: of its own file, or imported from there."""
     origin, module = script.origin(name), script.module(node)

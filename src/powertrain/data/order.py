@@ -10,9 +10,9 @@ before it was so (data.order=sorted) sort any number.
 
 import bisect
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ import numpy.typing as npt
 Order = Literal["keyed", "sorted"]
 SORTED_MOST = 1 << 16                        # examples that are sorted in either order: half a MiB
 CHUNK = 1 << 12                              # places of a keyed permutation that are computed at once
+DRAWN_AT_ONCE = 1 << 20                      # numbers: 8 MiB
 ROUNDS = 4                                   # of a keyed permutation, each of both halves
 SPLIT_STREAM = 2**64 - 1                     # the stream that draws the validation set: no epoch reaches this number
 
@@ -59,20 +60,38 @@ def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return words ^ words >> np.uint64(31)
 
 
-def draw_share(counts: Sequence[int], share: float, seed: int, most: int | None = None) -> list[int]:
+def in_seeded_order(seed: int, stream: int, count: int) -> Iterator[int]:
+    """Yield what `seeded_order` returns, of which no more than about DRAWN_AT_ONCE numbers are in memory.
+
+    The lowest draws come first: each part of the order is what was drawn between two bounds, from the stream drawn anew.
+    """
+    parts = -(-count // DRAWN_AT_ONCE)
+    for part in range(parts):
+        low, high = (np.uint64(min(2**64 - 1, (part + more) * 2**64 // parts)) for more in (0, 1))
+        generator, places, draws = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)), [], []
+        for first in range(0, count, DRAWN_AT_ONCE):
+            drawn = generator.random_raw(min(DRAWN_AT_ONCE, count - first))
+            inside = np.flatnonzero((drawn >= low) & ((drawn < high) | (part == parts - 1)))
+            places.append(first + inside)
+            draws.append(drawn[inside])
+        yield from np.concatenate(places)[np.argsort(np.concatenate(draws), kind="stable")].tolist()
+
+
+def draw_share(counts: Sequence[int] | npt.NDArray[Any], share: float, seed: int, most: int | None = None) -> list[int]:
     """Return the numbers of the units that validate, of units with these `counts`: `most` at most, and at least one.
 
     In the seed's order, each unit is drawn that brings the sum of the drawn counts nearer to `share` of all.
     """
-    missing = share * sum(counts)
+    counts = np.asarray(counts)
+    missing = share * int(counts.sum())
     drawn: list[int] = []
-    for unit in seeded_order(seed, SPLIT_STREAM, len(counts)).tolist():
+    for unit in in_seeded_order(seed, SPLIT_STREAM, len(counts)):
         if missing < 0.5 or len(drawn) == most:
             break
-        if counts[unit] < 2 * missing:
+        if (of_unit := int(counts[unit])) < 2 * missing:
             drawn.append(unit)
-            missing -= counts[unit]
-    return drawn or [counts.index(min(counts))]
+            missing -= of_unit
+    return drawn or [int(counts.argmin())]
 
 
 def draw_tokens(lengths: npt.NDArray[np.int64], wanted: float, seed: int, source: int) -> npt.NDArray[np.int64]:

@@ -28,7 +28,7 @@ REGIONS = {LOSS: "loss", "powertrain: attention": "attention", "powertrain: upda
            "powertrain: products": "products"}           # our own kernels in C++ say so where they hold more than one class
 # batched products are attention's: linear layers multiply all of a pass's tokens at once
 ATTENTION = re.compile(r"bmm|softmax|scaled_dot_product|attention|attn|flash")
-PRODUCTS = re.compile(r"aten::(mm|addmm|_addmm_activation|mv|_scaled_mm|mkldnn_linear)\b|linear_pointwise|gemm|4bit")
+PRODUCTS = re.compile(r"aten::(mm|addmm_?|_addmm_activation|mv|_scaled_mm|mkldnn_linear)\b|linear_pointwise|gemm|4bit")
 BACKWARD = "autograd::engine::evaluate_function"
 
 

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
+
 from powertrain.data.example import count_blocks
 from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.store import TokenStore
 from powertrain.records import DataFacts
-from powertrain.shapes import length_quantiles
+from powertrain.shapes import quantiles_of_counts
 
 
 def data_facts(store: TokenStore, *, block: int, stride: int, train_batch_size: int) -> DataFacts:
@@ -27,21 +29,22 @@ def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
     Raises WrongUse if there is no example to train on.
     """
     refuse_no_training(store)
-    lengths = store.training.lengths
-    block = math.ceil(lengths.mean())
+    counts, validation = store.training.length_counts(), store.validation.length_counts()
+    tokens, examples = int(counts @ np.arange(len(counts))), len(store.training)
+    block = math.ceil(tokens / examples)
     return DataFacts(
         source=", ".join(store.sources), digest=store.digest, documents=store.counts["rows"], characters=0, text_bytes=0,
         tokenizer=store.tokenizer.kind, vocabulary=store.tokenizer.vocabulary,
-        train_tokens=int(lengths.sum()), validation_tokens=int(store.validation.lengths.sum()), validation_bytes=0,
-        block=block, stride=block, examples=len(lengths), train_batch_size=train_batch_size,
-        length_quantiles=length_quantiles(lengths),
-        kind=store.kind, max_length=int(lengths.max()), trained_share=float(store.training.trained.sum() / lengths.sum()),
-        cut_examples=store.counts.get("cut", 0), shared_share=_shared_share(store),
+        train_tokens=tokens, validation_tokens=int(validation @ np.arange(len(validation))), validation_bytes=0,
+        block=block, stride=block, examples=examples, train_batch_size=train_batch_size,
+        length_quantiles=quantiles_of_counts(counts), kind=store.kind, max_length=len(counts) - 1,
+        trained_share=store.training.trained_tokens() / tokens,
+        cut_examples=store.counts.get("cut", 0), shared_share=_shared_share(store, tokens),
     )
 
 
-def _shared_share(store: ExampleStore) -> float:
-    """Return the share of the tokens of an epoch's pairs that are prompts standing there a second time; 0 of other examples."""
+def _shared_share(store: ExampleStore, tokens: int) -> float:
+    """Return the share of the `tokens` of an epoch's pairs that are prompts standing there again; 0 of other examples."""
     if store.kind not in ("preference", "comparison"):
         return 0.0
-    return float(store.column("answer")[store.training_indices, 1].sum() / store.training.lengths.sum())
+    return float(store.column("answer")[store.training_indices, 1].sum() / tokens)

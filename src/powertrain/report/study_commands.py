@@ -132,7 +132,8 @@ def _interval(found: Mapping[str, float]) -> str:
 GROWING: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "parameters": ("parameters", count), "tokens_per_s": ("tokens/s (95 %)", _interval),
     "share_of_products": ("of the measured products", "{:.0%}".format),
-    "resident_bytes": ("most resident", memory), "predicted_bytes": ("predicted, without Python and torch", memory),
+    "resident_bytes": ("most resident", memory), "reopened_bytes": ("with warm caches", memory),
+    "own_bytes": ("of it not of files", memory), "predicted_bytes": ("predicted, without Python and torch", memory),
     "rows_per_s": ("rows/s prepared", count), "bytes_per_s": ("of the file, a second", memory),
     "start_s": ("to the first step, warm", duration), "first_start_s": ("and with empty caches", duration),
     "bytes": ("the file", memory),

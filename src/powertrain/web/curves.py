@@ -12,7 +12,7 @@ from powertrain.report.chart import COLOURS, Axis, Mark, Plot, Points, Series, S
 from powertrain.report.page import Figure, Missing, Table
 from powertrain.report.run_figures import COLOUR_OF
 from powertrain.report.words import count
-from powertrain.web.series import PARTS
+from powertrain.web.log_lines import PARTS
 from powertrain.web.series import Series as Written
 
 ACROSS = 900                 # columns of pixels of the widest drawing: each shows the least and the greatest of its steps

@@ -24,7 +24,8 @@ from powertrain.records.timeline import last_of
 from powertrain.report.result import printable, said
 from powertrain.report.words import count, duration, memory
 from powertrain.run.folder import RunFolder
-from powertrain.web.series import STEP, Index, Series
+from powertrain.web.log_lines import STEP
+from powertrain.web.series import Index, Series
 from powertrain.web.site import Streams
 
 LOOK_S = 0.8                 # between two looks at the log

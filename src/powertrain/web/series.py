@@ -6,37 +6,28 @@ continuation went back behind are left out.
 
 import contextlib
 import json
-import math
 import os
 import sqlite3
+import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-from pydantic_core import from_json
 
 from powertrain.records import WrongUse
 from powertrain.records.event_log import from_line
 from powertrain.records.events import End, Event, Resume, Rewound, Start
 from powertrain.records.timeline import last_of
 from powertrain.run.folder import RunFolder, RunSummary, is_being_written, state_of
+from powertrain.web.log_lines import CHUNK_STEPS, COLUMNS, DAMAGED, NO_STEPS, ROW_BYTES, Chunk, blocks, read_chunks, read_lines
 from powertrain.web.places import opened
 
-FIELDS = ("step", "time", "loss", "learning_rate", "grad_norm", "seconds", "tokens", "real_tokens")
-PARTS = ("data", "copy", "forward", "backward", "communication", "optimizer")
-METRICS = ("rewards_accuracies", "rewards_margins", "rewards_chosen", "rewards_rejected")     # of compared answers
-COLUMNS = (*FIELDS, *PARTS, *METRICS)
-ROW_BYTES = 8 * len(COLUMNS)
-DAMAGED = "not an event"    # in the place of a line
-STEP = b'{"event": "step"'
-BLOCK_BYTES = 1 << 16        # of the log that are read at a time: so few objects that Python looks for no garbage among them
+LOG = "events.jsonl"
 LENGTHENED_BYTES = 1 << 20   # new in a log, at most, that what is in memory is lengthened by
-CHUNK_STEPS = 1 << 14        # that a row of the database holds where many are new
 PROOF_BYTES = 4096           # before the end of what was read: they tell a file that was written anew
 MOST_CHUNKS = 50
 MOST_IN_MEMORY = 2           # runs
@@ -72,7 +63,7 @@ class Series:
         return last_of(Start, self.others) or Start(time=0.0)
 
 
-NOTHING = Series(np.empty((0, len(COLUMNS))), (), (), 0)
+NOTHING = Series(NO_STEPS, (), (), 0)
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,7 @@ class Index:
 
     def _series(self, run: Path) -> Series:
         try:
-            log = self.open_log(run / "events.jsonl")
+            log = self.open_log(run / LOG)
         except (OSError, WrongUse):
             return NOTHING
         with log:
@@ -142,23 +133,14 @@ class Index:
                 end = row[1]
             else:
                 database.execute("DELETE FROM chunk WHERE path = ?", (key,))
-            chunk = _Chunk(end)
-            for lines in _blocks(log, end):
-                chunk.add(*_read(lines))
-                end += sum(map(len, lines))
-                if chunk.count >= CHUNK_STEPS:
-                    chunk.put(database, key)
-                    chunk = _Chunk(end)
-            chunk.put(database, key)
+            everything = _stored(database, key)
+            for chunk in read_chunks(Path(key) / LOG, log, end):
+                _put(chunk, database, key)
+                everything.add(chunk.steps, chunk.others)
+                end = chunk.end
             _join(database, key)
             database.execute("INSERT OR REPLACE INTO read VALUES (?, ?, ?, ?)", (key, status.st_ino, end, _proof(log, end)))
-            rows = database.execute("SELECT steps, others FROM chunk WHERE path = ? ORDER BY begin", (key,)).fetchall()
-        blocks, others = [NOTHING.steps], list[tuple[int, str]]()
-        for blob, text in rows:
-            before = sum(map(len, blocks))
-            others += [(before + place, line) for place, line in json.loads(text)]
-            blocks.append(_steps(blob))
-        return _extended(NOTHING, np.concatenate(blocks), others, end)
+        return _extended(NOTHING, everything.steps, everything.others, end)
 
     def summaries(self, runs: Sequence[Path]) -> dict[Path, Listed]:
         """Return the lines of a list for those of these runs that were read before and have not changed."""
@@ -210,7 +192,7 @@ class Index:
 def _stamp(run: Path) -> str:
     """Return what changes with the log of a run."""
     try:
-        status = os.stat(run / "events.jsonl", follow_symlinks=False)
+        status = os.stat(run / LOG, follow_symlinks=False)
     except OSError:
         return "no log"
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
@@ -233,25 +215,6 @@ def _summary(run: Path, series: Series) -> Listed:
         last_loss=float(series["loss"][-1]) if taken else None, is_held_out=evaluated is not None, damaged=series.damaged)
 
 
-class _Chunk:
-    """What is read of a log from byte `begin` on, until it is put into the database."""
-
-    def __init__(self, begin: int):
-        self.begin, self.count = begin, 0
-        self.steps = list[np.ndarray]()
-        self.others = list[tuple[int, str]]()
-
-    def add(self, steps: np.ndarray, others: Sequence[tuple[int, str]]) -> None:
-        self.others += [(self.count + place, line) for place, line in others]
-        self.steps.append(steps)
-        self.count += len(steps)
-
-    def put(self, database: sqlite3.Connection, key: str) -> None:
-        if self.steps:
-            database.execute("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)",
-                             (key, self.begin, b"".join(map(np.ndarray.tobytes, self.steps)), json.dumps(self.others)))
-
-
 def _join(database: sqlite3.Connection, key: str) -> None:
     """Make one of the last chunks of a run that was read while it grew, if they are many."""
     large = f"SELECT COALESCE(MAX(begin), -1) FROM chunk WHERE path = :key AND LENGTH(steps) >= {CHUNK_STEPS * ROW_BYTES}"
@@ -259,16 +222,23 @@ def _join(database: sqlite3.Connection, key: str) -> None:
                                     {"key": key}).fetchone()
     if count <= MOST_CHUNKS:
         return
-    chunk = _Chunk(begin)
+    chunk = _stored(database, key, begin)
+    database.execute("DELETE FROM chunk WHERE path = ? AND begin >= ?", (key, chunk.begin))
+    _put(chunk, database, key)
+
+
+def _stored(database: sqlite3.Connection, key: str, begin: int = 0) -> Chunk:
+    """Return what the database holds of a log from byte `begin` on."""
+    chunk = Chunk(begin)
     for blob, text in database.execute("SELECT steps, others FROM chunk WHERE path = ? AND begin >= ? ORDER BY begin",
                                        (key, begin)).fetchall():
-        chunk.add(_steps(blob), json.loads(text))
-    database.execute("DELETE FROM chunk WHERE path = ? AND begin >= ?", (key, chunk.begin))
-    chunk.put(database, key)
+        chunk.add(np.frombuffer(blob, dtype=np.float64).reshape(-1, len(COLUMNS)), json.loads(text))
+    return chunk
 
 
-def _steps(blob: bytes) -> np.ndarray:
-    return np.frombuffer(blob, dtype=np.float64).reshape(-1, len(COLUMNS))
+def _put(chunk: Chunk, database: sqlite3.Connection, key: str) -> None:
+    database.execute("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)",
+                     (key, chunk.begin, chunk.steps.tobytes(), json.dumps(chunk.others)))
 
 
 def _proof(log: BinaryIO, end: int) -> int:
@@ -276,65 +246,10 @@ def _proof(log: BinaryIO, end: int) -> int:
     return zlib.crc32(log.read(min(end, PROOF_BYTES)))
 
 
-def _blocks(log: BinaryIO, begin: int) -> Iterator[list[bytes]]:
-    """Yield the whole lines from `begin` on. One without an end is still being written."""
-    log.seek(begin)
-    while lines := log.readlines(BLOCK_BYTES):
-        torn = not lines[-1].endswith(b"\n")
-        if whole := lines[:-1] if torn else lines:
-            yield whole
-        if torn:                             # it may be complete by now, and the log goes on in its middle
-            return
-
-
-def _read(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """Return the steps of these lines as rows, and the other lines, each with the number of rows before it."""
-    try:                                     # in one piece, and by pydantic's parser, which is the faster one
-        steps = from_json(b"[" + b",".join(line for line in lines if line.startswith(STEP)) + b"]", cache_strings="keys")
-        rows = _rows(steps)
-        at = [number for number, line in enumerate(lines) if not line.startswith(STEP)]
-        others = [(place - before, lines[place].decode()) for before, place in enumerate(at)]
-        if all(isinstance(json.loads(line), dict) for _, line in others):
-            return rows, others
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        pass
-    return _read_singly(lines)
-
-
-def _rows(steps: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Return steps as rows. They are read column by column, in a fraction of the time of row by row."""
-    parts, metrics = ([step.get(name) or {} for step in steps] for name in ("parts", "metrics"))
-    columns = list[np.ndarray]()
-    for names, found, absent in ((FIELDS, steps, 0.0), (PARTS, parts, 0.0), (METRICS, metrics, math.nan)):
-        for name in names:
-            try:
-                columns.append(np.fromiter(map(itemgetter(name), found), np.float64, len(found)))
-            except KeyError:                 # in some steps, or none
-                columns.append(np.fromiter((one.get(name, absent) for one in found), np.float64, len(found)))
-    return np.stack(columns, axis=1)
-
-
-def _read_singly(lines: Sequence[bytes]) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """Do the same for lines of which one is damaged: in its place stands what is wrong with it."""
-    rows, others = list[np.ndarray](), list[tuple[int, str]]()
-    for line in lines:
-        try:
-            found = json.loads(line)
-            if line.startswith(STEP):
-                rows.append(_rows([found]))
-            elif isinstance(found, dict):
-                others.append((len(rows), line.decode()))
-            else:
-                raise ValueError("it is no object")
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            others.append((len(rows), json.dumps({DAMAGED: str(error)})))
-    return np.concatenate([NOTHING.steps, *rows]), others
-
-
 def _longer(series: Series, log: BinaryIO) -> Series:
     """Return a series with what the log has behind its end."""
-    for lines in _blocks(log, series.end):
-        steps, others = _read(lines)
+    for lines in blocks(log, series.end, sys.maxsize):
+        steps, others = read_lines(lines)
         series = _extended(series, steps, others, series.end + sum(map(len, lines)))
     return series
 

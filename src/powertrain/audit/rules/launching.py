@@ -1,17 +1,25 @@
 """Rules on how a script is launched: what fails or differs with one process, or with several."""
 
 import ast
+from collections.abc import Iterator
 
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.data import SAMPLERS
 from powertrain.audit.rules.processes import PARALLEL
-from powertrain.audit.script import Script, argument, last_name
+from powertrain.audit.script import FunctionNode, Script, argument, last_name
 from powertrain.audit.subject import Circumstances, Subject
 
 GROUPS = ("torch.distributed.init_process_group", ".init_distributed", "deepspeed.initialize")
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel",
         "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel")
 SHARING = ("split_dataset_by_node", "deepspeed_io", "training_data", "IterableDataset")
+COLLECTIVE = ("barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "gather",
+              "reduce", "all_gather_into_tensor", "gather_object", "monitored_barrier", "reduce_scatter")
+OF_SHARDS = ("state_dict", "forward", "generate")        # what FSDP does together, besides the call of its model
+OF_ENGINES = ("save_checkpoint", "save_16bit_model")     # of DeepSpeed
+FOR_EVERYONE = ("wait_for_everyone", "gather", "gather_for_metrics", "reduce")       # of accelerate
+THE_FIRST = ("is_main_process", "master_process", "is_master", "is_main", "is_rank_0", "is_rank_zero", "is_world_process_zero",
+             "is_global_zero")
 SCALERS = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler")
 
 
@@ -98,3 +106,86 @@ def sharded_weights_overwritten(script: Script, subject: Subject, where: Circums
 
 def _same_folder(script: Script, one: ast.Call, other: ast.Call) -> bool:
     return bool(one.args and other.args) and script.words(one.args[0]) == script.words(other.args[0])
+
+
+@code_rule
+def one_process_waits(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """One process alone calls what all processes have to call together, and waits for ever."""
+    together = _Together(script)
+    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test) and "rank" in script.words(
+        node.test).lower() and any(map(together.has, ast.walk(node))) for node in script.nodes)
+    for test, alone, rest in _alone(script) if not others else ():
+        call = next(filter(together.has, script.reached(*alone)), None)
+        if call is not None and not any(map(together.has, script.reached(*rest))):
+            yield found("critical", call, test, call=script.words(call)[:60])
+            return
+
+
+def _alone(script: Script) -> Iterator[tuple[ast.expr, list[ast.stmt], list[ast.stmt]]]:
+    """Yield each condition on the process's number, what the first process does by it, and what the others do."""
+    for node in script.nodes:
+        if not isinstance(node, ast.If):
+            continue
+        if _is_of_the_first(script, node.test):
+            yield node.test, node.body, node.orelse
+        elif _is_of_others(script, node.test) and isinstance(node.body[-1], ast.Return) and not node.orelse:
+            body = getattr(script.parents[node], "body", [])
+            if isinstance(script.parents[node], FunctionNode) and node in body:
+                yield node.test, body[body.index(node) + 1:], node.body
+
+
+def _is_of_the_first(script: Script, test: ast.expr) -> bool:
+    """Return whether a test holds in one process alone: `rank == 0`, `accelerator.is_main_process`, `master_process`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(_is_of_the_first(script, each) for each in test.values)
+    return _compares(script, test, ast.Eq) or last_name(test.func if isinstance(test, ast.Call) else test) in THE_FIRST
+
+
+def _is_of_others(script: Script, test: ast.expr) -> bool:
+    """Return whether a test holds in all processes but the first: `rank != 0`, `not is_main_process`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _is_of_the_first(script, test.operand)
+    return _compares(script, test, ast.NotEq) or _compares(script, test, ast.Gt)
+
+
+def _compares(script: Script, test: ast.expr, kind: type[ast.cmpop]) -> bool:
+    """Return whether a test compares the process's number among all with 0."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], kind):
+        return False
+    words, other = script.words(test.left).lower(), test.comparators[0]
+    return "rank" in words and "local" not in words and isinstance(other, ast.Constant) and other.value == 0
+
+
+class _Together:
+    """The calls that all processes make together."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.sharded = {name: call for call in script.calls(*FSDP) for name in self._names(call)}
+        self.engines = {name for call in script.calls("deepspeed.initialize") for name in self._names(call)}
+
+    def has(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        name, last = self.script.name(node), last_name(node.func)
+        if name.startswith(("torch.distributed.", "dist.")):
+            return last == "summon_full_params" or (name.count(".") <= 2 and last in COLLECTIVE)
+        if isinstance(node.func, ast.Name):
+            return self._is_sharded(node, last)
+        if not isinstance(node.func, ast.Attribute):
+            return False
+        owner = last_name(node.func.value)
+        return (last in FOR_EVERYONE and self.script.is_made_by(node.func.value, "Accelerator")) or (
+            last in OF_SHARDS and self._is_sharded(node, owner)) or (last in OF_ENGINES and owner in self.engines)
+
+    def _names(self, call: ast.Call) -> list[str]:
+        """Return the variables that get the first of what a call gives back."""
+        around = self.script.parents.get(call)
+        targets = around.targets if isinstance(around, ast.Assign) else []
+        return [last_name(target.elts[0] if isinstance(target, ast.Tuple) else target) for target in targets]
+
+    def _is_sharded(self, node: ast.Call, name: str) -> bool:
+        """Return whether a name stands for a model that FSDP holds by then."""
+        wrapped = self.sharded.get(name)
+        return wrapped is not None and (self.script.function(wrapped) is not self.script.function(node)
+                                        or wrapped.lineno < node.lineno)

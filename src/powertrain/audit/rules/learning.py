@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.labels import CAUSAL, is_copied
-from powertrain.audit.rules.launching import FSDP
 from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import FunctionNode, Script, argument, inside, last_name
 from powertrain.audit.steps import OPTIMIZERS
@@ -19,9 +18,6 @@ WITHOUT_GRAPH = ("item", "detach", "tolist", "numpy")
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
 OF_ADAPTERS = ("print_trainable_parameters", "merge_and_unload")
 KEPT = ("to", "cuda", "prepare_model_for_kbit_training", "compile", "half", "bfloat16", "float", "eval", "train")
-COLLECTIVE = ("barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "gather",
-              "reduce", "all_gather_into_tensor", "gather_object", "monitored_barrier", "reduce_scatter")
-FOR_EVERYONE = ("wait_for_everyone", "gather", "gather_for_metrics", "reduce")       # of accelerate
 # published models whose table of embeddings has not one row more than their tokenizer has tokens
 TIGHT = ("gpt2", "distilgpt2", "openai-community/gpt2", "EleutherAI/gpt-neo-1", "EleutherAI/gpt-neo-2", "meta-llama/",
          "huggyllama/", "mistralai/Mistral-7B", "NousResearch/Llama-2", "TinyLlama/", "decapoda-research/")
@@ -289,49 +285,6 @@ def best_by_no_metric(script: Script, subject: Subject, where: Circumstances) ->
         return
     if subject.value("training.eval_strategy") not in (None, False, "no") and not script.says(".compute_metrics"):
         yield found("critical", METRIC, trainer, metric=metric)
-
-
-def _is_of_the_first(script: Script, test: ast.expr) -> bool:
-    """Return whether a test holds in one process alone: `rank == 0`, `accelerator.is_main_process`, `master_process`."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return any(_is_of_the_first(script, each) for each in test.values)
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-        words, other = script.words(test.left).lower(), test.comparators[0]
-        return "rank" in words and "local" not in words and isinstance(other, ast.Constant) and other.value == 0
-    return last_name(test.func if isinstance(test, ast.Call) else test) in (
-        "is_main_process", "master_process", "is_master", "is_main", "is_rank_0", "is_world_process_zero")
-
-
-@code_rule
-def one_process_waits(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """One process alone calls what all processes have to call together, and waits for ever."""
-    sharded = {last_name(target) for call in script.calls(*FSDP) if isinstance(script.parents.get(call), ast.Assign)
-               for target in getattr(script.parents[call], "targets", ())}
-    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test) and "rank" in script.words(
-        node.test).lower() and any(_is_collective(script, inner, sharded) for inner in ast.walk(node)) for node in script.nodes)
-    for node in script.nodes:
-        if not isinstance(node, ast.If) or others or not _is_of_the_first(script, node.test):
-            continue
-        call = next((inner for statement in node.body for inner in script.reached(statement)
-                     if _is_collective(script, inner, sharded)), None)
-        if call is not None and not any(_is_collective(script, inner, sharded) for statement in node.orelse
-                                        for inner in script.reached(statement)):
-            yield found("critical", call, node.test, call=script.words(call)[:60])
-            return
-
-
-def _is_collective(script: Script, node: ast.AST, sharded: set[str]) -> bool:
-    """Return whether a call is one that all processes make together."""
-    if not isinstance(node, ast.Call):
-        return False
-    name = script.name(node)
-    if name.startswith(("torch.distributed.", "dist.")):
-        return name.count(".") <= 2 and last_name(node.func) in COLLECTIVE
-    if not isinstance(node.func, ast.Attribute):
-        return False
-    owner = last_name(node.func.value)
-    return (node.func.attr in FOR_EVERYONE and script.is_made_by(node.func.value, "Accelerator")) or (
-        node.func.attr == "state_dict" and owner in sharded)
 
 
 @code_rule

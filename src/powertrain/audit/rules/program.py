@@ -13,7 +13,17 @@ from powertrain.audit.project import HIGHEST
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
-from powertrain.audit.scopes import KNOWN, bound_names, is_annotation, is_open, is_tried, names_of, own_tree, run_nodes
+from powertrain.audit.scopes import (
+    KNOWN,
+    bound_names,
+    is_annotation,
+    is_open,
+    is_tried,
+    names_of,
+    only_added_to,
+    own_tree,
+    run_nodes,
+)
 from powertrain.audit.script import DEFINITIONS, FunctionNode, Script, argument, last_name
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.records.findings import Evidence, Place
@@ -62,9 +72,9 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
             continue
         names, inside = bound | KNOWN, set(ast.walk(tree))
         reached = script.nodes if tree is own_tree(script) else run_nodes(script)
-        lost = [node for node in reached if isinstance(node, ast.Name) and node.id not in names and node in inside
-                and not is_tried(script, node)
-                and not is_annotation(script, node)]
+        added = set(only_added_to(tree))
+        lost = [node for node in reached if isinstance(node, ast.Name) and (node.id not in names or node in added)
+                and node in inside and not is_tried(script, node) and not is_annotation(script, node)]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))

@@ -75,8 +75,17 @@ class Part:
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens (N,) that the model reads of each example, an encoder's included."""
-        ids = np.diff(self.records["end"], prepend=0)
-        return ids - {"pair": 0, "span": 0, "preference": 2, "comparison": 0}.get(self.kind, 1) + self.source_lengths
+        return self.lengths_of(np.arange(len(self)))
+
+    def lengths_of(self, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        """Return the same of these examples (n,), without the lengths of all others in memory."""
+        to_predict = {"pair": 0, "span": 0, "preference": 2, "comparison": 0}.get(self.kind, 1)        # and not read
+        return self._spans("end", indices) - to_predict + self._spans("source_end", indices)
+
+    def _spans(self, column: str, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        ends = self.records[column]
+        found: npt.NDArray[np.int64] = ends[indices] - np.where(indices > 0, ends[indices - 1], 0)
+        return found
 
     def origin(self, index: int) -> str:
         record = self.records[index]

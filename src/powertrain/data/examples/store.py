@@ -9,6 +9,7 @@ seed and weights are not in it; they are applied to the numbers of the examples 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,9 @@ from powertrain.data.examples.encoding import check_length
 from powertrain.data.examples.making import Reading, Work, make_part, sharded_part
 from powertrain.data.examples.part import Part
 from powertrain.data.examples.scores import ReferenceScores
+from powertrain.data.examples.sides import AT_ONCE, held_out, is_among, joined, places_of, shared, weighted
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
-from powertrain.data.order import SPLIT_STREAM, draw_share, draw_tokens, seeded_order
 from powertrain.data.rows.row import Message
 from powertrain.data.rows.schemas import ANSWERS
 from powertrain.data.shards import Shard, publish_shard
@@ -35,51 +36,6 @@ from powertrain.recipe.schema import DataRecipe, check_shares
 from powertrain.records import WrongUse
 from powertrain.records.findings import Problem
 from powertrain.records.phases import Tell, nobody
-
-
-def held_out(prompts: npt.NDArray[np.uint64], share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Return (N,) whether each example validates: whole prompts in the seed's order, as near to `share` of the examples
-    as they allow, and at least one. Raises WrongUse if all are of one prompt.
-    """
-    if share == 0:
-        return np.zeros(len(prompts), dtype=np.bool_)
-    distinct, group, counts = np.unique(prompts, return_inverse=True, return_counts=True)
-    if len(distinct) < 2:
-        raise WrongUse(f"data.validation_share={share:g} cannot hold anything out of {len(prompts)} examples that all have "
-                       "the same prompt, or are pieces of one text; give more data, name other data with "
-                       "data.validation_source, or set data.validation_share=0")
-    is_drawn = np.zeros(len(distinct), dtype=np.bool_)
-    is_drawn[draw_share(counts.tolist(), share, seed, most=len(distinct) - 1)] = True
-    return is_drawn[group]
-
-
-def weighted(sources: Sequence[npt.NDArray[np.int64]], weights: Sequence[float] | None, seed: int) -> npt.NDArray[np.int64]:
-    """Return the examples of an epoch: those of each source as often as its weight says, a fraction by a seeded draw."""
-    parts = []
-    for number, (examples, weight) in enumerate(zip(sources, weights or [1.0] * len(sources), strict=True)):
-        whole, rest = divmod(weight, 1.0)
-        parts += [examples] * int(whole)
-        extra = round(rest * len(examples))
-        if extra:
-            drawn = seeded_order(seed, SPLIT_STREAM - 1 - number, len(examples))[:extra]
-            parts.append(examples[np.sort(drawn)])
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-
-def shared(shares: Sequence[float], sources: Sequence[npt.NDArray[np.int64]], lengths: npt.NDArray[np.int64],
-           seed: int) -> npt.NDArray[np.int64]:
-    """Return the examples of an epoch whose tokens are divided among the sources by `shares`; `lengths` are of all examples.
-
-    An epoch has the first source's examples once. The others give their shares beside it: some of their examples, drawn by the
-    seed, or all of them several times.
-    """
-    first = int(lengths[sources[0]].sum())
-    parts = [sources[0]]
-    for number, (share, examples) in enumerate(zip(shares[1:], sources[1:], strict=True), 1):
-        times = draw_tokens(lengths[examples], first * share / shares[0], seed, number)
-        parts += [examples[times > again] for again in range(int(times.max(initial=0)))]
-    return np.concatenate(parts)
-
 
 # ------------------------------------------------------------------------------------------------ the store
 
@@ -92,7 +48,7 @@ class Examples(StoredExamples):
     """Some of a store's examples, in an order."""
 
     store: ExampleStore
-    indices: npt.NDArray[np.int64]           # of stored examples; one may occur several times
+    indices: npt.NDArray[np.integer[Any]]    # of stored examples; one may occur several times
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -103,12 +59,27 @@ class Examples(StoredExamples):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens (examples,) that the model reads of each."""
-        return self.store.lengths[self.indices]
+        return self.store.lengths_of(self.indices)
+
+    def length_counts(self) -> npt.NDArray[np.int64]:
+        """Return how many examples have each number of tokens, from 0 to the most."""
+        total = np.zeros(1, np.int64)
+        for first in range(0, len(self), AT_ONCE):
+            counts = np.bincount(self.store.lengths_of(self.indices[first:first + AT_ONCE]), minlength=len(total))
+            counts[:len(total)] += total
+            total = counts
+        return total
+
+    def trained_tokens(self) -> int:
+        """Return the number of targets of all examples."""
+        column = self.store.column("trained_tokens")
+        return sum(int(column[self.indices[first:first + AT_ONCE]].sum()) for first in range(0, len(self), AT_ONCE))
 
     @property
     def trained(self) -> npt.NDArray[np.int64]:
         """Return the number of targets (examples,) of each."""
-        return self.store.trained[self.indices]
+        found: npt.NDArray[np.int64] = self.store.trained[self.indices]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +97,7 @@ class ExampleStore:
     max_length: int
     decoder_start: int | None
     in_validation: npt.NDArray[np.bool_]     # (N,)
-    training_indices: npt.NDArray[np.int64]  # an epoch's examples: with weights, some several times or not at all
+    training_indices: npt.NDArray[Any]       # an epoch's examples: with weights, some several times or not at all
     scores: ReferenceScores = field(default_factory=ReferenceScores)     # of compared answers, where a run has them
 
     @property
@@ -139,12 +110,21 @@ class ExampleStore:
 
     @cached_property
     def validation(self) -> Examples:
-        return Examples(self, np.flatnonzero(self.in_validation))
+        return Examples(self, places_of(self.in_validation))
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens (N,) that the model reads of each example, an encoder's included."""
         return np.concatenate([part.lengths for part in self.parts])
+
+    def lengths_of(self, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        """Return the same of these examples (n,), without the lengths of all others in memory."""
+        found, first = np.empty(len(indices), np.int64), 0
+        for part in self.parts:
+            inside = (indices >= first) & (indices < first + len(part))
+            found[inside] = part.lengths_of(indices[inside] - first)
+            first += len(part)
+        return found
 
     @cached_property
     def source_lengths(self) -> npt.NDArray[np.int64]:
@@ -204,7 +184,7 @@ class ExampleStore:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a column (N,) of part.RECORD: "prompt" and "digest" are equal for examples of equal prompts and rows."""
-        return np.concatenate([part.records[name] for part in self.parts])
+        return joined([part.records[name] for part in self.parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,14 +257,18 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
             raise _nothing_left(part, source, max_length)
     if data.long_examples is None and (sentence := undecided(parts, everything, max_length)):
         raise WrongUse(sentence)
-    part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    prompts = np.concatenate([part.records["prompt"] for part in parts])
-    in_validation = part_of == len(sources) if validation_source else held_out(prompts, data.validation_share, seed)
-    trains = [np.flatnonzero((part_of == number) & ~in_validation) for number in range(len(sources))]
+    prompts = joined([part.records["prompt"] for part in parts])
+    begins, both = np.cumsum([0, *map(len, parts)]).tolist(), 0
+    if validation_source:
+        last = begins[-2]
+        in_validation = np.arange(begins[-1]) >= last
+        both = int(np.count_nonzero(is_among(np.unique(prompts[last:]), np.sort(prompts[:last]))))
+    else:
+        in_validation = held_out(prompts, data.validation_share, seed)
+    trains = [places_of(~in_validation[first:end], first) for first, end in itertools.pairwise(begins[:len(sources) + 1])]
     said = _said(parts, everything, template, tokenizer)
-    on_both = len(np.intersect1d(prompts[in_validation], prompts[~in_validation])) if validation_source else 0
-    if on_both:
-        said += (f"warning: {on_both:,} prompts of {validation_source} are trained on too; `powertrain data check` names them",)
+    if both:
+        said += (f"warning: {both:,} prompts of {validation_source} are trained on too; `powertrain data check` names them",)
     own = own_templates(tokenizer.files).get("default")
     saved = tokenizer if template is None or template.text == own else replace(tokenizer, template=template.text)
     digest = _digest(tokenizer, parts)
@@ -302,7 +286,8 @@ def _digest(tokenizer: ExampleTokenizer, parts: Sequence[Part]) -> str:
     digest = hashlib.sha256(tokenizer.digest.encode())
     for part in parts:
         for column in ("digest", "end", "trained_end"):
-            digest.update(part.records[column].tobytes())
+            for first in range(0, len(part), AT_ONCE):
+                digest.update(part.records[column][first:first + AT_ONCE].tobytes())
     return digest.hexdigest()
 
 
