@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from cases import Materials
 from conditions import marked
-from prepare_once import most_resident_kib
+from prepare_once import resident_kib
 from preparing import plain, write_rows
 from starting import start
 
@@ -42,6 +42,7 @@ BLOCK, BLOCKS = 512, 4
 SMALL = MODELS[1]            # of the lengths and batches
 LENGTHS, TOKENS = (128, 512, 2048, 8192, 32_768), 32_768             # of a step
 BATCHES, BATCH_BLOCK = (1, 4, 16, 64, 256), 256
+WARMED = 10**3               # rows of a run before: it measures the machine and compiles the kernels
 EXAMPLES = (10**4, 10**5, 10**6, 2 * 10**7)             # the last are more than 10 GB
 ORDERED = tuple(10**power for power in range(3, 10))
 EVENTS = (10**4, 10**5, 10**6)
@@ -65,7 +66,7 @@ def measure(materials: Materials, python: Path) -> None:
         axes = {"width of a model": [width(materials, *model) for model in MODELS],
                 "tokens of an example": [length(materials, tokens) for tokens in LENGTHS],
                 "blocks of 256 tokens in a step": [batch(materials, blocks) for blocks in BATCHES],
-                "rows of text": [examples(materials, count) for count in EXAMPLES],
+                "rows of text": [examples(materials, count) for count in (WARMED, *EXAMPLES)][1:],
                 "examples of an epoch": [order(count) for count in ORDERED],
                 "steps of a log": [events(materials.folder, count) for count in EVENTS]}
     hardware, software = read_hardware(materials.cache), read_software()
@@ -109,7 +110,7 @@ def trained(materials: Materials, model: tuple[int, int], block: int, blocks: in
                     seconds.append(event["seconds"])
                     tokens = event["tokens"]
                     if len(seconds) > LEAST_STEPS and sum(seconds[1:]) >= LEAST_S:
-                        resident_bytes = most_resident_kib(run.pid) * 1024
+                        resident_bytes = resident_kib(run.pid) * 1024
                         break
             else:
                 said.seek(0)
@@ -124,13 +125,13 @@ def trained(materials: Materials, model: tuple[int, int], block: int, blocks: in
 
 
 def examples(materials: Materials, count: int) -> dict[str, Any]:
-    """The start of a run on so many rows: with empty caches, where they are prepared, and with warm ones; memory of both."""
+    """The start of a run on so many new rows, which prepares them, and of others on the same; memory of both."""
     rows, held = write_rows(materials, "text", count), list[tuple[int, int]]()
     words = ["method=lora", f"model.path={materials.llama}", f"data={rows}", "train_batch_size=4", "data.max_length=256",
              "data.long_examples=cut", "save_steps=0", "eval_steps=0", "sample.tokens=0", "max_steps=50", "logging_steps=1"]
 
     def look(pid: int) -> None:
-        held.append((most_resident_kib(pid) * 1024, most_resident_kib(pid, "RssAnon") * 1024))
+        held.append((resident_kib(pid) * 1024, resident_kib(pid, "RssAnon") * 1024))
 
     first, *starts = (start(words, materials.folder / "grown", materials.folder, most_s, look) for most_s in (3000, 240, 240))
     preparing_s = first["planned"] - min(one["planned"] for one in starts)

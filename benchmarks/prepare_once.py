@@ -42,8 +42,8 @@ def main() -> None:
         seconds = time.perf_counter() - began
         further = further_processes([Path(options["rows"])])
         # of the further ones, of which only the largest is told, each is taken to be as large
-        resident_kib = most_resident_kib() + further * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        print(json.dumps({"rows": store.counts["rows"], "seconds": seconds, "resident_bytes": resident_kib * 1024,
+        kib = resident_kib() + further * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        print(json.dumps({"rows": store.counts["rows"], "seconds": seconds, "resident_bytes": kib * 1024,
                           "processes": 1 + further,
                           "tokens": int(store.lengths.sum()), "trained_tokens": int(store.trained.sum()),
                           "digest": digest(store)}))
@@ -71,8 +71,8 @@ def _encoding_s(texts: Sequence[str], tokenizer: Path) -> float:
     return time.perf_counter() - began
 
 
-def most_resident_kib(process: int | str = "self", field: str = "VmHWM") -> int:
-    """Of a process since it began; what getrusage tells counts who started it, too. RssAnon: now, without mapped files."""
+def resident_kib(process: int | str = "self", field: str = "VmHWM") -> int:
+    """The most of a process since it began; getrusage counts who started it, too. RssAnon: now, without mapped files."""
     return int(Path(f"/proc/{process}/status").read_text(encoding="ascii").partition(f"{field}:")[2].split()[0])
 
 

@@ -235,6 +235,19 @@ def test_the_weights_of_a_sharded_model_are_gathered_by_all_processes(tmp_path: 
     assert said("one_process_waits", loop(*PLAIN, before=SHARDED.format(early=early)), tmp_path) == []
 
 
+@pytest.mark.parametrize("right", [
+    "def describe(model):\n    print(model(data))\nnet = nn.Linear(8, 8)\nif dist.get_rank() == 0:\n    describe(net)\n",
+    "def export():\n    model = nn.Linear(8, 8)\n    print(model(data))\nif dist.get_rank() == 0:\n    export()\n",
+    "def save():\n    if lora_rank > 0:\n        return\n    print(model.state_dict())\nsave()\n",
+    "def wait():\n    if dist.get_rank(group) != 0:\n        return\n    dist.barrier()\nwait()\n",
+    "if dist.get_rank() == 0:\n    dist.barrier(group=pair)\n",
+    "teachers['a'] = FSDP(data)\nif dist.get_rank() == 0:\n    teachers[0].generate(data)\n",
+    "if not accelerator.is_main_process:\n    dist.barrier()\nif accelerator.is_main_process:\n    dist.barrier()\n",
+    "() = FSDP(data)\n"])
+def test_what_only_looks_like_a_call_of_all_processes_is_left(right: str, tmp_path: Path) -> None:
+    assert said("one_process_waits", loop(*PLAIN, before=SHARDED.format(early=""), after=right), tmp_path) == []
+
+
 def test_an_engine_of_deepspeed_saves_with_all_processes(tmp_path: Path) -> None:
     engine = "import deepspeed\nengine, _, _, _ = deepspeed.initialize(model=model)\n"
     text = loop(*PLAIN, before=engine, after="if dist.get_rank() == 0:\n    engine.save_checkpoint('out')\n")
@@ -247,6 +260,14 @@ def test_an_engine_of_deepspeed_saves_with_all_processes(tmp_path: Path) -> None
 def test_a_name_that_is_only_added_to_has_no_value(first: str, lost: bool, tmp_path: Path) -> None:
     text = f"data, step = [], 1\ndef train():\n    {first}\n    for batch in loader:\n        step += 1\ntrain()\n"
     assert bool(said("undefined_names", HEAD + text + MADE, tmp_path)) is lost
+
+
+@pytest.mark.parametrize("right", [
+    "def setup():\n    global step\n    step = 0\nsetup()\nstep += 1\n", "__doc__ += 'more'\n",
+    "from settings import *\nstep += 1\n"])
+def test_a_name_that_is_given_elsewhere_may_be_added_to(right: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text("step = 8\n", encoding="utf-8")
+    assert said("undefined_names", right + HEAD + "data = []\n" + MADE + ARGUMENTS, tmp_path) == []
 
 
 def test_a_module_of_the_project_has_the_names_that_are_read(tmp_path: Path) -> None:

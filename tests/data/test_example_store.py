@@ -133,6 +133,13 @@ def test_a_share_of_distinct_prompts_is_met_to_the_example(share):
     assert held_out(prompts, share, 1).sum() == pytest.approx(share * 123, abs=0.5)
 
 
+def test_nothing_more_is_looked_at_where_no_prompt_is_small_enough(monkeypatch):
+    drawn, find = [], order.in_seeded_order
+    monkeypatch.setattr(order, "in_seeded_order", lambda *given: (drawn.append(unit) or unit for unit in find(*given)))
+    assert held_out(np.arange(1000, dtype=np.uint64).repeat(2), 0.0505, 1).sum() == 100
+    assert len(drawn) < 100
+
+
 @pytest.mark.parametrize("different", [400, 10**9])
 def test_the_split_is_that_of_all_prompts_at_once_and_takes_little_memory(different, monkeypatch):
     monkeypatch.setattr(sides, "AT_ONCE", 1000)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
@@ -134,16 +135,30 @@ def test_many_new_steps_are_several_chunks_that_stay_apart(index, tmp_path, monk
 def test_a_long_log_is_read_in_several_processes(index, tmp_path, monkeypatch, moved):
     run = write_run(tmp_path / "run", 300)
     monkeypatch.setattr(log_lines, "READ_APART_BYTES", (run / "events.jsonl").stat().st_size // 3)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(log_lines, "usable_cpus", lambda: 8)
+    other = write_run(tmp_path / "other", 300, ended=False)
     asked, submit = [], ProcessPoolExecutor.submit
 
     def watched(pool, work, path, *rest):
         asked.append(rest[1:])
-        return submit(pool, work, tmp_path / "elsewhere" if moved else path, *rest)          # then this process reads it all
+        return submit(pool, work, other / "events.jsonl" if moved else path, *rest)          # then this process reads it all
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", watched)
     check_same(index, run)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("error", [OSError("no more processes"), NotImplementedError(), BrokenProcessPool()])
+def test_where_no_process_can_be_started_a_long_log_is_read_in_this_one(index, tmp_path, monkeypatch, error):
+    run = write_run(tmp_path / "run", 300)
+    monkeypatch.setattr(log_lines, "READ_APART_BYTES", (run / "events.jsonl").stat().st_size // 3)
+    monkeypatch.setattr(log_lines, "usable_cpus", lambda: 8)
+
+    def refused(*arguments):
+        raise error
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", refused)
+    check_same(index, run)
 
 
 def test_a_number_beyond_any_float_damages_its_line_alone(index, tmp_path):

@@ -159,16 +159,18 @@ def used_before(tree: ast.Module) -> Iterator[tuple[ast.Name, ast.AST]]:
 
 def only_added_to(tree: ast.Module) -> Iterator[ast.Name]:
     """Yield the names of a file that `x += 1` reads and nothing else in the same function gives a value."""
-    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))):
+    everywhere = {name for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names} | KNOWN
+    everywhere |= {item.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for item in node.names}
+    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))) if "*" not in everywhere else ():
         nodes = list(inside(scope))
-        given = {name for node in nodes for name in bound_by(node)}
-        given |= {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+        given = everywhere | {name for node in nodes for name in bound_by(node)}
         if isinstance(scope, FunctionNode):
             given |= {item.arg for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
-        added = [node.target for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)]
+        added = {node.target: node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(
+            node.target, ast.Name)}
         given |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
                   and node not in added}
-        yield from (target for target in added if target.id not in given)
+        yield from (target for target, name in added.items() if name not in given)
 
 
 def means(script: Script, name: ast.Name, node: FunctionNode | ast.ClassDef) -> bool:

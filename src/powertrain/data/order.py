@@ -83,10 +83,10 @@ def draw_share(counts: Sequence[int] | npt.NDArray[Any], share: float, seed: int
     In the seed's order, each unit is drawn that brings the sum of the drawn counts nearer to `share` of all.
     """
     counts = np.asarray(counts)
-    missing = share * int(counts.sum())
+    missing, least = share * int(counts.sum()), int(counts.min())
     drawn: list[int] = []
     for unit in in_seeded_order(seed, SPLIT_STREAM, len(counts)):
-        if missing < 0.5 or len(drawn) == most:
+        if missing < 0.5 or 2 * missing <= least or len(drawn) == most:
             break
         if (of_unit := int(counts[unit])) < 2 * missing:
             drawn.append(unit)

@@ -135,7 +135,7 @@ GROWING: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "resident_bytes": ("most resident", memory), "reopened_bytes": ("with warm caches", memory),
     "own_bytes": ("of it not of files", memory), "predicted_bytes": ("predicted, without Python and torch", memory),
     "rows_per_s": ("rows/s prepared", count), "bytes_per_s": ("of the file, a second", memory),
-    "start_s": ("to the first step, warm", duration), "first_start_s": ("and with empty caches", duration),
+    "start_s": ("to the first step, warm", duration), "first_start_s": ("with new rows", duration),
     "bytes": ("the file", memory),
     "first_s": ("the first time", duration), "step_s": ("each time after", duration), "again_s": ("read again", duration),
     "allocated_bytes": ("allocated", memory)}

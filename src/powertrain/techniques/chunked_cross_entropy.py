@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.models.kernels import build
 from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.shapes import DTYPE_BYTES
 from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
 from powertrain.training.objectives import objective_of
 
@@ -26,7 +27,6 @@ CPU_STUDY = "2026-11-21_ablation-docstrings"     # 0.90 to 0.97 of the step time
 CPU_LOGITS = 1 << 22         # per chunk: 16 MiB in fp32, large enough for a full-speed product
 GPU_LOGITS = 1 << 26         # per chunk: a GPU needs a thousand rows or so to read the head's matrix seldom enough
 IN_PLACE_LOGITS = 1 << 28    # per chunk, where the gradient takes the place of the logits: no copies
-IN_PLACE_BYTES = 2           # per logit then
 KERNELS = ("torch", "triton", "cpp")
 DEVICES = {"triton": "cuda", "cpp": "cpu"}   # that a kernel is for
 PARTS = {"triton": "triton", "cpp": "c++ compiler"}      # that it is compiled by
@@ -84,7 +84,8 @@ class ChunkedCrossEntropy(Technique):
         if whole_bytes < WORTH_BYTES and skipped < WORTH_SHARE:
             return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}; chunks pay off only above {WORTH_BYTES >> 20} MiB of logits, or "
                               f"where skipped rows save {WORTH_SHARE:.0%} of the products", found, numbers=numbers)
-        chunk_bytes = min(rows, tokens) * model.vocabulary * (IN_PLACE_BYTES if in_place else LOGIT_COPIES_BYTES)
+        each = DTYPE_BYTES[run.decided.dtype] if in_place else LOGIT_COPIES_BYTES
+        chunk_bytes = min(rows, tokens) * model.vocabulary * each
         basis = "guess: memory by formula, time not measured yet" if not skipped else \
             "guess: a formula for the rows without a target, the rest not measured yet"
         low, high = 0.9 * (1 - skipped), 1.02 * (1 - skipped / 2)

@@ -5,9 +5,10 @@ import json
 import math
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from pydantic_core import from_json
 
+from powertrain.machine import usable_cpus
 from powertrain.web.places import opened
 
 FIELDS = ("step", "time", "loss", "learning_rate", "grad_norm", "seconds", "tokens", "real_tokens")
@@ -26,8 +28,9 @@ NO_STEPS = np.empty((0, len(COLUMNS)))
 DAMAGED = "not an event"    # in the place of a line
 STEP = b'{"event": "step"'
 BLOCK_BYTES = 1 << 16        # of the log that are read at a time: so few objects that Python looks for no garbage among them
-READ_APART_BYTES = 1 << 26   # for each further process that reads them
+READ_APART_BYTES = 1 << 26   # for each process that reads them
 MOST_READERS = 4             # processes
+NOT_APART = (OSError, NotImplementedError, BrokenProcessPool)    # no process starts, it was killed, the path leads elsewhere
 CHUNK_STEPS = 1 << 14        # that a row of the database holds where many are new
 
 
@@ -59,22 +62,24 @@ def read_chunks(path: Path, log: BinaryIO, begin: int) -> Iterator[Chunk]:
     """Yield what is new in the log at `path` from byte `begin` on, in order. Much of it is read in several processes."""
     status = os.fstat(log.fileno())
     first, *others = _ranges(log, begin, status.st_size)
-    if not others:
+    pool: ProcessPoolExecutor | None = None
+    with ExitStack() as stack:
+        apart = list[Future[list[Chunk]]]()
+        with suppress(*NOT_APART):
+            for part in others:
+                pool = pool or stack.enter_context(ProcessPoolExecutor(len(others), multiprocessing.get_context("spawn")))
+                apart.append(pool.submit(_read_apart, path, (status.st_dev, status.st_ino), *part))
         yield from _read_range(log, *first)
-        return
-    with ProcessPoolExecutor(len(others), multiprocessing.get_context("spawn")) as pool:
-        apart = [pool.submit(_read_apart, path, (status.st_dev, status.st_ino), *part) for part in others]
-        yield from _read_range(log, *first)
-        for part, reading in zip(others, apart, strict=True):
-            try:
-                yield from reading.result()
-            except (OSError, BrokenProcessPool):             # the path leads elsewhere by now, or the process was killed
-                yield from _read_range(log, *part)
+        for number, part in enumerate(others):
+            chunks: Iterable[Chunk] | None = None
+            with suppress(*NOT_APART):
+                chunks = apart[number].result() if number < len(apart) else None
+            yield from _read_range(log, *part) if chunks is None else chunks
 
 
 def _ranges(log: BinaryIO, begin: int, size: int) -> list[tuple[int, int]]:
     """Return the bytes from `begin` on in parts that end with a line: as many as there are processes to read them."""
-    count = max(1, min(os.cpu_count() or 1, MOST_READERS, (size - begin) // READ_APART_BYTES))
+    count = max(1, min(usable_cpus(), MOST_READERS, (size - begin) // READ_APART_BYTES))
     ends = list[int]()
     for number in range(1, count):
         log.seek(begin + (size - begin) * number // count)

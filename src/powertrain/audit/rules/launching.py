@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.data import SAMPLERS
 from powertrain.audit.rules.processes import PARALLEL
-from powertrain.audit.script import FunctionNode, Script, argument, last_name
+from powertrain.audit.script import FunctionNode, Script, argument, inside, last_name
 from powertrain.audit.subject import Circumstances, Subject
 
 GROUPS = ("torch.distributed.init_process_group", ".init_distributed", "deepspeed.initialize")
@@ -15,6 +15,7 @@ FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel",
 SHARING = ("split_dataset_by_node", "deepspeed_io", "training_data", "IterableDataset")
 COLLECTIVE = ("barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "gather",
               "reduce", "all_gather_into_tensor", "gather_object", "monitored_barrier", "reduce_scatter")
+RANKS = ("rank", "global_rank", "world_rank", "ddp_rank", "dist_rank", "process_rank", "process_index", "get_rank", "RANK")
 OF_SHARDS = ("state_dict", "forward", "generate")        # what FSDP does together, besides the call of its model
 OF_ENGINES = ("save_checkpoint", "save_16bit_model")     # of DeepSpeed
 FOR_EVERYONE = ("wait_for_everyone", "gather", "gather_for_metrics", "reduce")       # of accelerate
@@ -112,8 +113,8 @@ def _same_folder(script: Script, one: ast.Call, other: ast.Call) -> bool:
 def one_process_waits(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """One process alone calls what all processes have to call together, and waits for ever."""
     together = _Together(script)
-    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test) and "rank" in script.words(
-        node.test).lower() and any(map(together.has, ast.walk(node))) for node in script.nodes)
+    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test) and any(map(together.has, ast.walk(node)))
+                 and ("rank" in script.words(node.test).lower() or _is_of_others(script, node.test)) for node in script.nodes)
     for test, alone, rest in _alone(script) if not others else ():
         call = next(filter(together.has, script.reached(*alone)), None)
         if call is not None and not any(map(together.has, script.reached(*rest))):
@@ -152,8 +153,14 @@ def _compares(script: Script, test: ast.expr, kind: type[ast.cmpop]) -> bool:
     """Return whether a test compares the process's number among all with 0."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], kind):
         return False
-    words, other = script.words(test.left).lower(), test.comparators[0]
-    return "rank" in words and "local" not in words and isinstance(other, ast.Constant) and other.value == 0
+    number, other = test.left, test.comparators[0]
+    if isinstance(number, ast.Call) and last_name(number.func) == "int" and number.args:
+        number = number.args[0]                          # int(os.environ["RANK"])
+    if isinstance(number, ast.Call) and number.args and not isinstance(number.args[0], ast.Constant):
+        return False                                     # get_rank(group)
+    named = [node.value for node in ast.walk(number) if isinstance(node, ast.Constant)]
+    names = (*named, last_name(number.func if isinstance(number, ast.Call) else number))
+    return any(name in RANKS for name in names) and isinstance(other, ast.Constant) and other.value == 0
 
 
 class _Together:
@@ -165,7 +172,7 @@ class _Together:
         self.engines = {name for call in script.calls("deepspeed.initialize") for name in self._names(call)}
 
     def has(self, node: ast.AST) -> bool:
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or any(item.arg in ("group", "process_group") for item in node.keywords):
             return False
         name, last = self.script.name(node), last_name(node.func)
         if name.startswith(("torch.distributed.", "dist.")):
@@ -174,7 +181,7 @@ class _Together:
             return self._is_sharded(node, last)
         if not isinstance(node.func, ast.Attribute):
             return False
-        owner = last_name(node.func.value)
+        owner = self.script.words(node.func.value)
         return (last in FOR_EVERYONE and self.script.is_made_by(node.func.value, "Accelerator")) or (
             last in OF_SHARDS and self._is_sharded(node, owner)) or (last in OF_ENGINES and owner in self.engines)
 
@@ -182,10 +189,21 @@ class _Together:
         """Return the variables that get the first of what a call gives back."""
         around = self.script.parents.get(call)
         targets = around.targets if isinstance(around, ast.Assign) else []
-        return [last_name(target.elts[0] if isinstance(target, ast.Tuple) else target) for target in targets]
+        firsts = [target.elts[:1] if isinstance(target, ast.Tuple) else [target] for target in targets]
+        return [self.script.words(name) for first in firsts for name in first if isinstance(name, ast.Name | ast.Attribute)]
 
-    def _is_sharded(self, node: ast.Call, name: str) -> bool:
-        """Return whether a name stands for a model that FSDP holds by then."""
-        wrapped = self.sharded.get(name)
-        return wrapped is not None and (self.script.function(wrapped) is not self.script.function(node)
-                                        or wrapped.lineno < node.lineno)
+    def _is_sharded(self, node: ast.Call, name: str, seen: tuple[FunctionNode, ...] = ()) -> bool:
+        """Return whether a name stands, where a call is made, for a model that FSDP holds by then."""
+        wrapped, function = self.sharded.get(name), self.script.function(node)
+        home = self.script.function(wrapped) if wrapped is not None else None
+        if function is None or function is home:
+            return wrapped is not None and function is home and wrapped.lineno < node.lineno
+        arguments = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
+        if name in arguments:
+            place = arguments.index(name) - (arguments[0] == "self")
+            passed = [(call, argument(call, name, place)) for call in self.script.callers(function)]
+            return function not in seen and bool(passed) and all(isinstance(given, ast.Name) and self._is_sharded(
+                call, given.id, (*seen, function)) for call, given in passed)
+        own = {inner.id for inner in inside(function) if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load)}
+        seen_there = "." in name or home is None or self.script.is_within(function, home)
+        return wrapped is not None and name not in own and seen_there

@@ -18,6 +18,7 @@ class TermsOf(ctypes.Structure):
 def cpp_rows(logits: Tensor, targets: Tensor, terms: Terms | None, *, gradient: bool,
              every: bool) -> tuple[Tensor, Tensor | None]:
     """Compute what losses.plain_rows does, of logits in fp32 or bf16, whose place their gradient takes."""
+    del every                                # a negative target is seen as it is read
     logits, targets = logits.contiguous(), targets.contiguous()
     losses = torch.empty(len(logits) if terms is None else (3, len(logits)))
     if not call("score", logits.dtype, *logits.shape, targets, None if terms is None else TermsOf(*terms),
