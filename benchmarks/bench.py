@@ -24,7 +24,7 @@ from typing import Any
 
 from cases import CASES, Case, Materials, PeerArm
 from conditions import Conditions, InTurns, conditions, refuse_busy_machine, repeat
-from growth import measure as measure_growth
+from growth import measure_models, measure_rows, measure_runs
 from nanogpt import prepare_nanogpt
 from page_cost import measure as measure_page
 from peer import Peer
@@ -49,7 +49,7 @@ REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
 # cases that take no steps by turns
 OTHERS = {"prepare": measure_preparing, "start": measure_starting, "saving": measure_saving, "writing": measure_writing,
-          "growth": measure_growth}
+          "growth": measure_models, "growth-rows": measure_rows, "growth-runs": measure_runs}
 PAGE = "page"                # the case that needs neither peers nor materials
 # A step of a peer can take most of a minute. What comes first after a pause is not timed, because page faults can slow it down.
 PACE = Pace(window_s=2.0, pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_s=1.0, least_lead_in=1)

@@ -1,4 +1,4 @@
-"""Case `growth`: how time and memory grow with the model, the length, the batch, the examples and the events of a run.
+"""Cases `growth`, `growth-rows` and `growth-runs`: how time and memory grow with models, data, and the length of a run.
 
 Each width, length and batch is a run of `powertrain train` on characters of Shakespeare, on its own, of which the steps after
 the first are timed. Examples are rows of text: a run prepares them, and others start with warm caches. A thousand million
@@ -9,12 +9,14 @@ had resident at its most (VmHWM), torch, Python and what it has mapped of files 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,11 @@ from powertrain.facts.hardware import read_hardware
 from powertrain.facts.machine_watch import MachineWatch
 from powertrain.facts.software import read_software
 from powertrain.records import to_plain
+from powertrain.records.checkpoints import checkpoints_in, newest_checkpoint
 from powertrain.records.event_log import EventLog
 from powertrain.records.events import Step
 from powertrain.records.evidence import Study
+from powertrain.run.checkpoints import found_in
 
 MODELS = ((4, 128), (6, 384), (12, 768), (20, 2048))     # layers and width: 0.8 M to 1,000 M parameters
 BLOCK, BLOCKS = 512, 4
@@ -46,6 +50,7 @@ WARMED = 10**3               # rows of a run before: it measures the machine and
 EXAMPLES = (10**4, 10**5, 10**6, 2 * 10**7)             # the last are more than 10 GB
 ORDERED = tuple(10**power for power in range(3, 10))
 EVENTS = (10**4, 10**5, 10**6)
+CHECKPOINTS = (1, 10, 100, 1000, 10**4)
 LEAST_STEPS, LEAST_S = 4, 4.0                # that are timed
 ORDER_STEPS, ORDER_BATCH = 1000, 32
 READ = """
@@ -58,24 +63,42 @@ print(time.perf_counter() - began, len(series.steps))
 """
 
 
-def measure(materials: Materials, python: Path) -> None:
-    """Measures along each axis, prints the rows and stores the study."""
+def measure_models(materials: Materials, python: Path) -> None:
+    """Measures models, lengths and batches, prints the rows and stores the study."""
     del python
-    folder, began = studies.new_folder("bench-growth"), time.monotonic()
+    store(materials, "growth", lambda: {
+        "width of a model": [width(materials, *model) for model in MODELS],
+        "tokens of an example": [length(materials, tokens) for tokens in LENGTHS],
+        "blocks of 256 tokens in a step": [batch(materials, blocks) for blocks in BATCHES]})
+
+
+def measure_rows(materials: Materials, python: Path) -> None:
+    """Measures files of more and more rows."""
+    del python
+    store(materials, "growth-rows", lambda: {
+        "rows of text": [examples(materials, count) for count in (WARMED, *EXAMPLES)][1:]})
+
+
+def measure_runs(materials: Materials, python: Path) -> None:
+    """Measures longer and longer runs."""
+    del python
+    store(materials, "growth-runs", lambda: {
+        "examples of an epoch": [order(count) for count in ORDERED],
+        "steps of a log": [events(materials.folder, count) for count in EVENTS],
+        "checkpoints of a run": checkpoints(materials)})
+
+
+def store(materials: Materials, name: str, measured: Callable[[], Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
+    folder, began = studies.new_folder(f"bench-{name}"), time.monotonic()
     with MachineWatch() as watch:
-        axes = {"width of a model": [width(materials, *model) for model in MODELS],
-                "tokens of an example": [length(materials, tokens) for tokens in LENGTHS],
-                "blocks of 256 tokens in a step": [batch(materials, blocks) for blocks in BATCHES],
-                "rows of text": [examples(materials, count) for count in (WARMED, *EXAMPLES)][1:],
-                "examples of an epoch": [order(count) for count in ORDERED],
-                "steps of a log": [events(materials.folder, count) for count in EVENTS]}
+        axes = measured()
     hardware, software = read_hardware(materials.cache), read_software()
     described = studies.circumstances(hardware, software)
     study = Study(name=folder.name, kind="growth", what="how time and memory grow with the model, the data and the run",
                   seconds=time.monotonic() - began, findings={"axes": axes},
                   **{**described, "machine": marked(described["machine"], watch.seen)})
     studies.save(folder, study, {"hardware": to_plain(hardware), "software": to_plain(software)})
-    print(f"growth: {folder}")
+    print(f"{name}: {folder}")
 
 
 def width(materials: Materials, layers: int, width: int) -> dict[str, Any]:
@@ -176,6 +199,28 @@ def events(folder: Path, count: int) -> dict[str, Any]:
         assert int(steps) == count
         found.append(float(seconds))
     return told("events", count, {"bytes": log.path.stat().st_size, "first_s": found[0], "again_s": found[1]})
+
+
+def checkpoints(materials: Materials) -> list[dict[str, Any]]:
+    """Seconds to find and check the newest of so many checkpoints, as a run that resumes does, and to list them all."""
+    output, found = materials.folder / "kept", list[dict[str, Any]]()
+    words = [f"data={materials.shakespeare}", "data.tokenizer=char", "model.layers=1", "model.width=64", "model.heads=1",
+             "data.block=64", "train_batch_size=4", "eval_steps=0", "sample.tokens=0", "save_steps=1", "max_steps=1"]
+    command = [sys.executable, "-m", "powertrain", "train", *words, "--output", str(output)]
+    subprocess.run(command, check=True, capture_output=True)
+    (first,) = checkpoints_in(output / "checkpoints").values()
+    for count in CHECKPOINTS:
+        for step in range(len(list(first.parent.iterdir())) + 1, count + 1):
+            shutil.copytree(first, first.with_name(f"step-{step:06d}"), copy_function=os.link)
+        began = time.perf_counter()
+        newest = newest_checkpoint(first.parent)[0]
+        newest_s, began = time.perf_counter() - began, time.perf_counter()
+        listed = found_in(output)
+        listed_s = time.perf_counter() - began
+        assert len(listed) == count
+        assert newest == listed[-1].path
+        found.append(told("checkpoints", count, {"newest_s": newest_s, "listed_s": listed_s}))
+    return found
 
 
 def told(axis: str, at: int, found: Mapping[str, Any]) -> dict[str, Any]:

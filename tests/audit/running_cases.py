@@ -80,6 +80,8 @@ RUNNING_CASES: dict[str, tuple[str, str]] = {
                                HEAD + LORA + HF + WRAPPED + "model.print_trainable_parameters()\n" + ARGUMENTS),
     "tokens_beyond_embeddings": (ADDED + ARGUMENTS, ADDED + "model.resize_token_embeddings(len(tokenizer))\n" + ARGUMENTS),
     "stopping_without_score": (HEAD + STOPPED.format(more=""), HEAD + STOPPED.format(more=", load_best_model_at_end=True")),
+    "adam_in_fp16": (loop(*PLAIN, before=LOADED.format(dtype="torch.float16")),
+                     loop(*PLAIN, before=LOADED.format(dtype="torch.float16")).replace("lr=3e-4", "lr=3e-4, eps=1e-6")),
     "one_process_waits": (loop(*PLAIN, before=PARALLEL, after=FIRST.format(waits="        ")),
                           loop(*PLAIN, before=PARALLEL, after=FIRST.format(waits="    "))),
     "rows_of_unequal_length": (

@@ -262,6 +262,11 @@ def test_a_name_that_is_only_added_to_has_no_value(first: str, lost: bool, tmp_p
     assert bool(said("undefined_names", HEAD + text + MADE, tmp_path)) is lost
 
 
+def test_what_another_module_gives_is_no_local_name(tmp_path: Path) -> None:
+    text = HEAD + "from unknown import *\ndef train():\n    for batch in loader:\n        step += 1\ntrain()\n" + MADE
+    assert said("undefined_names", text, tmp_path)
+
+
 @pytest.mark.parametrize("right", [
     "def setup():\n    global step\n    step = 0\nsetup()\nstep += 1\n", "__doc__ += 'more'\n",
     "from settings import *\nstep += 1\n"])

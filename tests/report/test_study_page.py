@@ -41,6 +41,13 @@ def test_every_kind_has_a_page_in_three_forms(kind):
     assert f"powertrain {kind} default" in text
 
 
+def test_a_study_of_some_axes_of_growth_has_their_tables_alone():
+    axes = made_studies.growth()["findings"]["axes"]
+    page = page_of("growth", findings={"axes": {"rows of text": axes["rows of text"]}})
+    assert page.verdict == "How time and memory grow with the rows of text."
+    assert [section.title for section in page.sections][0] == "Rows of text"
+
+
 def test_the_ladder_multiplies_up_and_goes_back_where_a_technique_harms():
     ladder = figure(page_of("ablation"), "ladder")
     rows = ladder.drawings[0].rows

@@ -160,8 +160,8 @@ def used_before(tree: ast.Module) -> Iterator[tuple[ast.Name, ast.AST]]:
 def only_added_to(tree: ast.Module) -> Iterator[ast.Name]:
     """Yield the names of a file that `x += 1` reads and nothing else in the same function gives a value."""
     everywhere = {name for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names} | KNOWN
-    everywhere |= {item.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for item in node.names}
-    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))) if "*" not in everywhere else ():
+    files = [tree] if not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)) else []
+    for scope in (*files, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))):
         nodes = list(inside(scope))
         given = everywhere | {name for node in nodes for name in bound_by(node)}
         if isinstance(scope, FunctionNode):

@@ -108,13 +108,15 @@ def saving(study: Study) -> Findings:
 def growth(study: Study) -> Findings:
     """Read a study of how time and memory grow, along several axes."""
     axes: Mapping[str, Sequence[Mapping[str, Any]]] = study["findings"]["axes"]
-    order, log = axes["examples of an epoch"], axes["steps of a log"]
-    slowest_s, read_s = max(max(one["step_s"], one["first_s"]) for one in order), log[-1]["first_s"]
-    verdict = (f"Among {count(order[-1]['at'])} examples a step finds its own in {duration(slowest_s)} at most, and a log of "
-               f"{count(log[-1]['at'])} steps is read in {duration(read_s)}.")
+    order, log = axes.get("examples of an epoch", ()), axes.get("steps of a log", ())
+    slowest_s = max((max(one["step_s"], one["first_s"]) for one in order), default=0.0)
+    read_s = log[-1]["first_s"] if log else 0.0
+    verdict = f"Among {count(order[-1]['at'])} examples a step finds its own in {duration(slowest_s)} at most, and a log of " \
+              f"{count(log[-1]['at'])} steps is read in {duration(read_s)}." if order and log else \
+              f"How time and memory grow with the {', the '.join(axes)}."
     shares = [Row(f"{axis}: {count(row['at'])}", (), (Point(share, "blue"),), f"{share:.0%}")
               for axis, rows in axes.items() for row in rows if (share := row.get("share_of_products"))]
-    sections = [Section("Of the machine's limit", (studies.chart("growth", verdict, shares),))]
+    sections = [Section("Of the machine's limit", (studies.chart("growth", verdict, shares),))] if shares else []
     for axis, rows in axes.items():
         found = [name for name in GROWING if any(name in row for row in rows)]
         refused = [(str(row["at"]), row["refused"]) for row in rows if "refused" in row]
@@ -136,7 +138,7 @@ GROWING: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "own_bytes": ("of it not of files", memory), "predicted_bytes": ("predicted, without Python and torch", memory),
     "rows_per_s": ("rows/s prepared", count), "bytes_per_s": ("of the file, a second", memory),
     "start_s": ("to the first step, warm", duration), "first_start_s": ("with new rows", duration),
-    "bytes": ("the file", memory),
+    "newest_s": ("the newest found and checked", duration), "listed_s": ("all listed", duration), "bytes": ("the file", memory),
     "first_s": ("the first time", duration), "step_s": ("each time after", duration), "again_s": ("read again", duration),
     "allocated_bytes": ("allocated", memory)}
 

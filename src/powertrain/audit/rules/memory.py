@@ -4,7 +4,7 @@ import ast
 
 from powertrain.audit.edits import removed, renamed, set_to, with_line, with_text
 from powertrain.audit.rules.base import GIB, Findings, as_trained, at_most, code_rule, found, reckonable, room, rule
-from powertrain.audit.script import Script, is_backward
+from powertrain.audit.script import Script, argument, is_backward, last_name
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
@@ -130,6 +130,23 @@ def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
         rate = subject.number("training.learning_rate") or None
         yield found("moderate", "model.dtype", type=dtype, rate=rate if dtype == "bf16" else None,
                     weight=rate * 512 if rate else None)
+
+
+@code_rule
+def adam_in_fp16(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Adam's epsilon is 0 in the type of the weights, fp16."""
+    said = script.says("deepspeed", "requires_grad", "lora", "quantization", "load_in_") or script.has_call(
+        "accelerate.Accelerator", "peft.get_peft_model", "torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
+    widened = any(isinstance(call.func, ast.Attribute) and "model" in script.words(call.func.value)
+                  for call in script.calls(".float"))
+    if subject.weights_dtype != "fp16" or said or widened or not script.training_loops:
+        return
+    for call in script.calls(*(f"torch.optim.{name}" for name in ("AdamW", "Adam", "adamw.AdamW", "adam.Adam"))):
+        weights = argument(call, "params", 0)
+        plain = not any(item.arg in ("fused", "eps", None) for item in call.keywords) and len(call.args) < 4
+        if plain and isinstance(weights, ast.Call) and last_name(weights.func) == "parameters":
+            yield found("critical", call, "model.dtype")
+            return
 
 
 @rule

@@ -68,13 +68,14 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
     """The code uses a name that nothing gives a value."""
     for tree in (own_tree(script), *(module.tree for module in script.modules)):
         bound = names_of(script, tree)
-        if bound is None or any(magic in script.text for magic in MAKING_NAMES):
+        if any(magic in script.text for magic in MAKING_NAMES):
             continue
-        names, inside = bound | KNOWN, set(ast.walk(tree))
+        names, inside = (bound or frozenset()) | KNOWN, set(ast.walk(tree))
         reached = script.nodes if tree is own_tree(script) else run_nodes(script)
         added = set(only_added_to(tree))
-        lost = [node for node in reached if isinstance(node, ast.Name) and (node.id not in names or node in added)
-                and node in inside and not is_tried(script, node) and not is_annotation(script, node)]
+        lost = [node for node in reached if isinstance(node, ast.Name)
+                and (node in added or (bound is not None and node.id not in names)) and node in inside
+                and not is_tried(script, node) and not is_annotation(script, node)]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
