@@ -45,7 +45,7 @@ def test_a_study_of_some_axes_of_growth_has_their_tables_alone():
     axes = made_studies.growth()["findings"]["axes"]
     page = page_of("growth", findings={"axes": {"rows of text": axes["rows of text"]}})
     assert page.verdict == "How time and memory grow with the rows of text."
-    assert [section.title for section in page.sections][0] == "Rows of text"
+    assert next(section.title for section in page.sections) == "Rows of text"
 
 
 def test_the_ladder_multiplies_up_and_goes_back_where_a_technique_harms():
