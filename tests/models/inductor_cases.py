@@ -115,7 +115,8 @@ def code_for(function: Callable[..., Any], arguments: tuple[Any, ...], fake: Fak
         return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
     here = [leaves[place].detach() for place in places]
-    with torch.no_grad():
+    # make_fx does not say that it traces for a compiler
+    with torch.no_grad(), mock.patch.object(torch.compiler, "is_compiling", return_value=True):
         graph = make_fx(flat, decomposition_table=select_decomp_table(), tracing_mode="fake")(*here)
         for node in graph.graph.nodes:       # slices in Python need a build for CUDA, operators on fake tensors do not
             if "device" in node.kwargs:
