@@ -262,6 +262,15 @@ def test_a_name_that_is_only_added_to_has_no_value(first: str, lost: bool, tmp_p
     assert bool(said("undefined_names", HEAD + text + MADE, tmp_path)) is lost
 
 
+@pytest.mark.parametrize("right", ["model = model.float().cuda()\n", "model = model.to(dtype=torch.float32)\n"])
+def test_weights_that_are_made_wide_before_the_optimizer_may_be_loaded_in_fp16(right: str, tmp_path: Path) -> None:
+    loaded = loop(*PLAIN, before="model = AutoModelForCausalLM.from_pretrained('gpt2', dtype=torch.float16)\n{right}")
+    assert said("adam_in_fp16", loaded.replace("{right}", ""), tmp_path)
+    assert said("adam_in_fp16", loaded.replace("{right}", right), tmp_path) == []
+    head = loaded.replace("{right}", "head = nn.Linear(8, 2)\n").replace("AdamW(model.", "AdamW(head.")
+    assert said("adam_in_fp16", head, tmp_path) == []
+
+
 def test_what_another_module_gives_is_no_local_name(tmp_path: Path) -> None:
     text = HEAD + "from unknown import *\ndef train():\n    for batch in loader:\n        step += 1\ntrain()\n" + MADE
     assert said("undefined_names", text, tmp_path)

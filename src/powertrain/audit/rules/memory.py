@@ -137,14 +137,16 @@ def adam_in_fp16(script: Script, subject: Subject, where: Circumstances) -> Find
     """Adam's epsilon is 0 in the type of the weights, fp16."""
     said = script.says("deepspeed", "requires_grad", "lora", "quantization", "load_in_") or script.has_call(
         "accelerate.Accelerator", "peft.get_peft_model", "torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
-    widened = any(isinstance(call.func, ast.Attribute) and "model" in script.words(call.func.value)
-                  for call in script.calls(".float"))
-    if subject.weights_dtype != "fp16" or said or widened or not script.training_loops:
+    widened = {script.words(call.func.value) for call in script.calls(".float", ".to") if isinstance(call.func, ast.Attribute)
+               and (call.func.attr == "float" or "float32" in script.words(call))}
+    if subject.weights_dtype != "fp16" or said or not script.training_loops:
         return
     for call in script.calls(*(f"torch.optim.{name}" for name in ("AdamW", "Adam", "adamw.AdamW", "adam.Adam"))):
         weights = argument(call, "params", 0)
         plain = not any(item.arg in ("fused", "eps", None) for item in call.keywords) and len(call.args) < 4
-        if plain and isinstance(weights, ast.Call) and last_name(weights.func) == "parameters":
+        model = weights.func.value if isinstance(weights, ast.Call) and isinstance(weights.func, ast.Attribute) else None
+        loaded = model is not None and script.is_made_by(model, "from_pretrained") and script.words(model) not in widened
+        if plain and loaded and last_name(weights.func) == "parameters":  # type: ignore[union-attr]
             yield found("critical", call, "model.dtype")
             return
 
