@@ -243,6 +243,7 @@ def test_the_weights_of_a_sharded_model_are_gathered_by_all_processes(tmp_path: 
     "if dist.get_rank() == 0:\n    dist.barrier(group=pair)\n",
     "teachers['a'] = FSDP(data)\nif dist.get_rank() == 0:\n    teachers[0].generate(data)\n",
     "if not accelerator.is_main_process:\n    dist.barrier()\nif accelerator.is_main_process:\n    dist.barrier()\n",
+    "def wait():\n    dist.barrier()\nif rank != 0:\n    wait()\nif rank == 0:\n    wait()\n",
     "() = FSDP(data)\n"])
 def test_what_only_looks_like_a_call_of_all_processes_is_left(right: str, tmp_path: Path) -> None:
     assert said("one_process_waits", loop(*PLAIN, before=SHARDED.format(early=""), after=right), tmp_path) == []
@@ -256,7 +257,8 @@ def test_an_engine_of_deepspeed_saves_with_all_processes(tmp_path: Path) -> None
                 tmp_path) == []
 
 
-@pytest.mark.parametrize(("first", "lost"), [("sggtep = 0", True), ("step = 0", False), ("global step", False)])
+@pytest.mark.parametrize(("first", "lost"), [
+    ("sggtep = 0", True), ("step = 0", False), ("global step", False), ("def step(): return 1", False)])
 def test_a_name_that_is_only_added_to_has_no_value(first: str, lost: bool, tmp_path: Path) -> None:
     text = f"data, step = [], 1\ndef train():\n    {first}\n    for batch in loader:\n        step += 1\ntrain()\n"
     assert bool(said("undefined_names", HEAD + text + MADE, tmp_path)) is lost

@@ -14,7 +14,7 @@ import torch
 
 from driver import TINY
 from powertrain.evidence import worker
-from powertrain.evidence.profile import CLASSES, Profile, bound, from_shares, profile_steps
+from powertrain.evidence.profile import CLASSES, PRODUCTS, Profile, bound, from_shares, profile_steps
 from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.records.evidence import Arm, Window
 from powertrain.techniques.fused_blocks import FusedBlocks
@@ -41,6 +41,12 @@ def test_every_class_of_a_step_is_found(make_setup: Make, attention: object) -> 
 
 def test_attention_is_known_by_its_kernels_where_it_cannot_be_marked(make_setup: Make) -> None:
     assert shares(replace(make_setup(), attention=bmm_attention), marks_attention=False)["attention"] > 0
+
+
+@pytest.mark.parametrize(("operator", "multiplies"), [
+    ("aten::addmm", True), ("aten::addmm_", True), ("aten::mm", True), ("aten::add_", False), ("aten::mul", False)])
+def test_products_that_are_added_in_place_are_products(operator: str, multiplies: bool) -> None:
+    assert bool(PRODUCTS.search(operator)) is multiplies
 
 
 @pytest.mark.parametrize("whole", [False, True])

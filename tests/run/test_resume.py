@@ -12,7 +12,15 @@ import pytest
 
 from powertrain.records.checkpoints import FILES, newest_checkpoint, what_is_wrong
 from powertrain.records.event_log import read_events
-from powertrain.records.events import CheckpointFailed, CheckpointNotDeleted, CheckpointRejected, Evaluated, Event, Step
+from powertrain.records.events import (
+    CheckpointFailed,
+    CheckpointNotDeleted,
+    CheckpointRejected,
+    Evaluated,
+    Event,
+    Step,
+    TechniqueNote,
+)
 from powertrain.run.folder import RunFolder, list_runs, locked
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -48,6 +56,20 @@ def assert_same(run: Path, unbroken: Path) -> None:
     assert not rejected
     for name in FILES[:2]:                   # weights and optimizer
         assert (newest / name).read_bytes() == (expected / name).read_bytes()
+
+
+def test_a_run_with_our_own_kernels_goes_on_where_there_is_no_compiler(cli: Cli, words: list[str], tmp_path: Path) -> None:
+    assert cli(*words, "techniques.chunked_cross_entropy=on", fault=("step", 6))[0] == -9
+    plan = tmp_path / "run" / "plan.json"
+    found = json.loads(plan.read_text())
+    (step,) = (step for step in found["steps"] if step["technique"] == "chunked_cross_entropy")
+    step["settings"]["kernels"], step["pinned"] = "cpp", False       # as where the planner chose it
+    plan.write_text(json.dumps(found))
+    code, _, err = cli("train", "--resume", "run", env={"PATH": "/nowhere", "HOME": str(tmp_path / "home")})
+    assert code == 0, err
+    (step,) = (step for step in json.loads(plan.read_text())["steps"] if step["technique"] == "chunked_cross_entropy")
+    assert step["settings"]["kernels"] == "torch"
+    assert any("chunked_cross_entropy" in note.message for note in happened(tmp_path / "run", TechniqueNote))
 
 
 @pytest.mark.parametrize("step", [1, 4, 6, 10, 11])

@@ -177,7 +177,7 @@ def test_the_loss_is_computed_by_our_own_kernel_where_there_is_one(facts: Facts,
     assert answer(without) == ChunkedCrossEntropy(rows, "torch")
     for there, pinned, because in ((here, "triton", "the kernel triton is for 'cuda', and this run computes on 'cpu'"),
                                    (gpu_facts((8, 0)), "cpp", "the kernel cpp is for 'cpu', and this run computes on 'cuda'"),
-                                   (without, "cpp", "c++ compiler: not installed")):
+                                   (without, "cpp", "the kernel cpp needs what is missing here, c++ compiler; use")):
         with pytest.raises(PinRefused, match=re.escape(because)):
             make_plan(there, Recipe(techniques={"chunked_cross_entropy": {"kernels": pinned}}), 100)
 

@@ -166,6 +166,7 @@ def only_added_to(tree: ast.Module) -> Iterator[ast.Name]:
         given = everywhere | {name for node in nodes for name in bound_by(node)}
         if isinstance(scope, FunctionNode):
             given |= {item.arg for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
+        given |= {node.name for node in ast.walk(scope) if isinstance(node, FunctionNode | ast.ClassDef)}
         added = {node.target: node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(
             node.target, ast.Name)}
         given |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)

@@ -84,7 +84,8 @@ def explain(error: BaseException, *, as_json: bool) -> int | None:
     if isinstance(error, UserError):
         message, code, fields = str(error), error.exit_code, error.fields()
         if isinstance(error, NotApplied):
-            message += f"; nothing was trained. Train without the technique: {' '.join(error.cure)}"
+            without = f". Train without the technique: {' '.join(error.cure)}" if error.cure else ""
+            message += f"; nothing was trained{without}"
     elif type(error).__name__ == "PanicException":       # of pyo3, which has no class to import
         message, code = f"a library broke off at what a file says ({error}); copy or download the model's files again", 2
     elif isinstance(error, OSError):

@@ -251,10 +251,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         record = Record(EventLog(folder.events), listener, ranks)
         record.show(events.Folder(path=str(folder.path), processes=ranks.world))
         _show_beginning(prepared, record)
-        built = planner.with_built_code(prepared.plan)
-        # all use the plan of the first process that could not compile something
-        plan, failed = next((other for other in ranks.each(built) if other[1]), built)
-        prepared = replace(prepared, plan=plan)
+        prepared, failed = _with_built_code(prepared, ranks)
         setup = build_setup(prepared, record.show).shared_by(ranks)
         prepared, setup = _with_length(prepared, setup, record)
         if ranks.is_writer:
@@ -265,6 +262,13 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
             part.emit(events.Start(**_start_fields(part)), durable=True)
             _emit_notes(part, failed)
             yield part
+
+
+def _with_built_code(prepared: Prepared, ranks: Ranks) -> tuple[Prepared, Mapping[str, str]]:
+    """Return the run with what its techniques need compiled, and technique -> what failed, the same in all processes."""
+    built = planner.with_built_code(prepared.plan)
+    plan, failed = next((other for other in ranks.each(built) if other[1]), built)       # of the first that cannot compile
+    return replace(prepared, plan=plan), failed
 
 
 def _show_beginning(prepared: Prepared, record: Record) -> None:
@@ -294,6 +298,7 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
     with _in_folder(ranks, lambda: folder), ranks.watched(folder.path) as ranks, listen() as interrupt:
         record = Record(EventLog(folder.events), listener, ranks)
         _show_beginning(prepared, record)
+        prepared, failed = _with_built_code(prepared, ranks)
         setup = build_setup(prepared, record.show).shared_by(ranks)
         state = replace(new_state(setup, prepared.recipe.weight_decay), guard=bad_steps.guard_of(prepared.recipe, setup.device))
         part = Part(prepared, setup, state, folder, record, write_sample, interrupt)
@@ -309,12 +314,12 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
             load_checkpoint(checkpoint, part.state)
         ranks.barrier()                      # all have read before the writer moves anything
         if ranks.is_writer and (made := planner.to_json(prepared.plan)) != read_json(folder.plan):
-            write_json(folder.plan, made)    # for other processes, another way to share the run, or another kind of device
+            write_json(folder.plan, made)    # for other processes, another way to share the run, another device or no compiler
             write_json(folder.facts, to_plain(prepared.facts))
         with _until_the_end(part):
             part.emit(events.Resume(step=part.state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
                                     **_start_fields(part)), durable=True)
-            _emit_notes(part, {})
+            _emit_notes(part, failed)
             for name, why in rejected if ranks.is_writer else ():
                 part.emit(events.CheckpointRejected(step=part.state.step, name=name, why=why))
                 # the continuation will write a checkpoint in its place

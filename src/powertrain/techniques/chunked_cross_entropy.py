@@ -28,8 +28,8 @@ CPU_LOGITS = 1 << 22         # per chunk: 16 MiB in fp32, large enough for a ful
 GPU_LOGITS = 1 << 26         # per chunk: a GPU needs a thousand rows or so to read the head's matrix seldom enough
 IN_PLACE_LOGITS = 1 << 28    # per chunk, where the gradient takes the place of the logits: no copies
 KERNELS = ("torch", "triton", "cpp")
-DEVICES = {"triton": "cuda", "cpp": "cpu"}   # that a kernel is for
-PARTS = {"triton": "triton", "cpp": "c++ compiler"}      # that it is compiled by
+DEVICES = {"triton": "cuda", "cpp": "cpu"}   # kernel -> the device that it is for
+PARTS = {"triton": "triton", "cpp": "c++ compiler"}      # that compiles it
 OWN_GAIN = {"triton": (0.7, 0.95), "cpp": (0.97, 0.99)}  # of the step by torch's operators
 OWN_BASIS = {"triton": "guess: not measured yet", "cpp": "study: 2026-11-27_loss-kernel-lora"}
 CPP_COMPILE_S = 5.0                          # once on a machine
@@ -118,7 +118,10 @@ class ChunkedCrossEntropy(Technique):
         if kernels == "cpp" and dtype not in CPP_DTYPES:
             return cls.refuse(Why.DOES_NOT_APPLY, f"the kernel cpp is for {' and '.join(CPP_DTYPES)}, not for {dtype}; use "
                               "kernels=torch", cure=cure)
-        return cls.without_parts(run, (PARTS[kernels],))
+        if PARTS[kernels] in run.software.missing:
+            return cls.refuse(Why.PART_MISSING, f"the kernel {kernels} needs what is missing here, {PARTS[kernels]}; use "
+                              "kernels=torch", part=PARTS[kernels], cure=cure)
+        return None
 
     @classmethod
     def _is_worth(cls, kernels: str, run: PlannedRun) -> bool:

@@ -113,8 +113,9 @@ def _same_folder(script: Script, one: ast.Call, other: ast.Call) -> bool:
 def one_process_waits(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """One process alone calls what all processes have to call together, and waits for ever."""
     together = _Together(script)
-    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test) and any(map(together.has, ast.walk(node)))
-                 and ("rank" in script.words(node.test).lower() or _is_of_others(script, node.test)) for node in script.nodes)
+    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test)
+                 and ("rank" in script.words(node.test).lower() or _is_of_others(script, node.test))
+                 and any(map(together.has, script.reached(node))) for node in script.nodes)
     for test, alone, rest in _alone(script) if not others else ():
         call = next(filter(together.has, script.reached(*alone)), None)
         if call is not None and not any(map(together.has, script.reached(*rest))):
@@ -205,5 +206,5 @@ class _Together:
             return function not in seen and bool(passed) and all(isinstance(given, ast.Name) and self._is_sharded(
                 call, given.id, (*seen, function)) for call, given in passed)
         own = {inner.id for inner in inside(function) if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load)}
-        seen_there = "." in name or home is None or self.script.is_within(function, home)
-        return wrapped is not None and name not in own and seen_there
+        is_visible = "." in name or home is None or self.script.is_within(function, home)
+        return wrapped is not None and name not in own and is_visible

@@ -4,7 +4,7 @@ import ast
 
 from powertrain.audit.edits import removed, renamed, set_to, with_line, with_text
 from powertrain.audit.rules.base import GIB, Findings, as_trained, at_most, code_rule, found, reckonable, room, rule
-from powertrain.audit.script import Script, argument, is_backward, last_name
+from powertrain.audit.script import Script, argument, is_backward
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
@@ -142,11 +142,12 @@ def adam_in_fp16(script: Script, subject: Subject, where: Circumstances) -> Find
     if subject.weights_dtype != "fp16" or said or not script.training_loops:
         return
     for call in script.calls(*(f"torch.optim.{name}" for name in ("AdamW", "Adam", "adamw.AdamW", "adam.Adam"))):
-        weights = argument(call, "params", 0)
+        given = argument(call, "params", 0)
+        weights = given.func if isinstance(given, ast.Call) else None
+        if not isinstance(weights, ast.Attribute) or weights.attr != "parameters" or script.words(weights.value) in widened:
+            continue
         plain = not any(item.arg in ("fused", "eps", None) for item in call.keywords) and len(call.args) < 4
-        model = weights.func.value if isinstance(weights, ast.Call) and isinstance(weights.func, ast.Attribute) else None
-        loaded = model is not None and script.is_made_by(model, "from_pretrained") and script.words(model) not in widened
-        if plain and loaded and last_name(weights.func) == "parameters":  # type: ignore[union-attr]
+        if plain and script.is_made_by(weights.value, "from_pretrained"):
             yield found("critical", call, "model.dtype")
             return
 

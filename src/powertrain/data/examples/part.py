@@ -72,13 +72,8 @@ class Part:
     def source_lengths(self) -> npt.NDArray[np.int64]:
         return np.diff(self.records["source_end"], prepend=0)
 
-    @cached_property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Return the tokens (N,) that the model reads of each example, an encoder's included."""
-        return self.lengths_of(np.arange(len(self)))
-
     def lengths_of(self, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-        """Return the same of these examples (n,), without the lengths of all others in memory."""
+        """Return the tokens (n,) that the model reads of each of these examples, an encoder's included."""
         to_predict = {"pair": 0, "span": 0, "preference": 2, "comparison": 0}.get(self.kind, 1)        # and not read
         return self._spans("end", indices) - to_predict + self._spans("source_end", indices)
 

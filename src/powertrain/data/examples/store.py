@@ -115,7 +115,7 @@ class ExampleStore:
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens (N,) that the model reads of each example, an encoder's included."""
-        return np.concatenate([part.lengths for part in self.parts])
+        return self.lengths_of(np.arange(len(self.in_validation)))
 
     def lengths_of(self, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
         """Return the same of these examples (n,), without the lengths of all others in memory."""
@@ -274,7 +274,7 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     digest = _digest(tokenizer, parts)
     epoch = weighted(trains, data.weights, seed)
     if data.shares is not None:
-        lengths = np.concatenate([part.lengths for part in parts])
+        lengths = np.concatenate([part.lengths_of(np.arange(len(part))) for part in parts])
         epoch = shared(data.shares, trains, lengths, seed)
         said += (_shares_said(sources, trains, lengths, epoch),)
     return ExampleStore(tuple(parts), everything, parts[0].kind, parts[0].schema, said, template, saved, digest, max_length,
