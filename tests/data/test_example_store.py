@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from example_folders import chat_folder, examples_of, json_lines, seq2seq_folder, span_folder
 from powertrain.data import order
-from powertrain.data.examples import making, sides
+from powertrain.data.examples import epoch, making, sides
 from powertrain.data.examples.sides import held_out, weighted
 from powertrain.data.order import epoch_order
 from powertrain.data.publishing import is_whole
@@ -78,7 +78,7 @@ def test_a_second_opening_reads_what_the_first_wrote_and_so_does_another_split_s
     again = opened(rows, validation_share=0.3, seed=9, weights=[2.0])
     assert again.folder == first.folder
     assert is_whole(first.folder)
-    assert again.digest == first.digest
+    assert again.epoch.digest == first.epoch.digest
     assert texts(first, first.training[:3]) == texts(again, [again.example(i) for i in range(3)])
 
 
@@ -104,6 +104,30 @@ def test_a_damaged_store_is_built_again(opened, rows):
     store = opened(rows)
     (store.folder / "tokens.bin").write_bytes(b"half")
     assert len(opened(rows).training[3].inputs) == store.lengths[3]
+
+
+def test_of_many_examples_the_epoch_is_found_once_and_is_what_few_would_have(opened, rows, monkeypatch, tmp_path):
+    other = {"validation_share": 0.3, "seed": 9, "weights": [2.0]}
+    found = [opened(rows), opened(rows, **other)]
+    monkeypatch.setattr(epoch, "SORTED_MOST", 10)
+    first = [opened(rows), opened(rows, **other)]
+    monkeypatch.setattr(epoch, "_find", None)        # it is not found again
+    for few, many, again in zip(found, first, [opened(rows), opened(rows, **other)], strict=True):
+        for name, value in vars(few.epoch).items():
+            np.testing.assert_array_equal(getattr(many.epoch, name), value)
+            np.testing.assert_array_equal(getattr(again.epoch, name), value)
+        assert texts(few, few.training[:5]) == texts(again, again.training[:5])
+    assert len(found[0].training) != len(found[1].training)
+    (next(tmp_path.rglob("epochs/*/training.bin"))).write_bytes(b"half")
+    with pytest.raises(TypeError, match="NoneType"):         # damaged, it would be found again
+        opened(rows), opened(rows, **other)
+
+
+def test_an_epoch_that_cannot_be_kept_is_found_at_each_start(opened, rows, monkeypatch):
+    known = opened(rows)
+    monkeypatch.setattr(epoch, "SORTED_MOST", 10)
+    (known.folder.parent.parent / "epochs").write_text("no folder")
+    assert opened(rows).epoch.training.tolist() == known.epoch.training.tolist()
 
 
 def test_a_folder_appears_only_when_it_is_whole(opened, rows, monkeypatch):
@@ -170,7 +194,7 @@ def test_at_least_one_prompt_is_on_each_side_and_a_single_one_cannot_be_split():
 def test_weights_repeat_and_thin_out_without_copies(opened, rows, tmp_path):
     other = json_lines(tmp_path / "other.jsonl", [{"question": "x" * number, "answer": "yes"} for number in range(1, 11)])
     store = opened(rows, other, weights=[0.5, 2.5])
-    indices = store.training_indices
+    indices = store.epoch.training
     assert len(store.lengths) == 50
     assert np.bincount(np.bincount(indices[indices < 40], minlength=40)).tolist() == [20, 20]
     assert sorted(np.bincount(indices[indices >= 40] - 40, minlength=10).tolist()) == [2] * 5 + [3] * 5

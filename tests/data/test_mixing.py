@@ -84,16 +84,16 @@ def test_draws_come_as_near_to_the_tokens_as_whole_examples_allow():
 def test_shares_of_a_recipe_replay_general_text_beside_the_new_text(tmp_path, sources):
     folder = chat_folder(tmp_path / "model")
     store = examples_of(*sources, shares=[0.8, 0.2], tokenizer_folder=folder, cache=tmp_path / "cache", max_length=64)
-    epoch = store.training_indices
+    epoch = store.epoch.training
     first = store.lengths[epoch[epoch < 60]].sum()
     assert first / store.lengths[epoch].sum() == pytest.approx(0.8, abs=0.01)
     new = np.flatnonzero(~store.in_validation[:60])
     assert sorted(epoch[epoch < 60].tolist()) == new.tolist()      # the new text once
     assert re.search(r"long.jsonl (79|80).*, 1.00 times its own .*short.jsonl (19|20)", store.said[-1])
     again = examples_of(*sources, shares=[0.8, 0.2], tokenizer_folder=folder, cache=tmp_path / "cache", max_length=64)
-    assert (again.training_indices == epoch).all()
+    assert (again.epoch.training == epoch).all()
     scarce = examples_of(*sources[::-1], shares=[0.2, 0.8], tokenizer_folder=folder, cache=tmp_path / "cache", max_length=64)
-    of_long = np.bincount(scarce.training_indices, minlength=260)[200:]
+    of_long = np.bincount(scarce.epoch.training, minlength=260)[200:]
     assert of_long[~scarce.in_validation[200:]].min() >= 1         # a source that is too small comes several times
     assert of_long.max() > 1
 

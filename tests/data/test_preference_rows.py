@@ -227,7 +227,7 @@ def test_pairs_with_one_prompt_are_on_one_side(store_of: Any) -> None:
     store = store_of(rows, validation_share=0.2)
     held = {int(index) // 2 for index in store.validation.indices}
     assert len(store.validation) == 4
-    assert not held & {int(index) // 2 for index in store.training_indices}
+    assert not held & {int(index) // 2 for index in store.epoch.training}
 
 
 def test_a_pair_is_shown_side_by_side(store_of: Any) -> None:

@@ -256,6 +256,20 @@ def test_a_damaged_store_is_built_again(opened, text, name, damage):
     assert [entry.name for entry in again.folder.parent.iterdir()] == [again.folder.name]
 
 
+def test_of_a_large_file_some_pieces_are_read_and_others_the_next_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "PIECE_BYTES", 100)
+    folder = tmp_path / "store"
+    publish(folder, lambda building: {"bytes": (building / "large.bin").write_bytes(bytes(range(250)) * 20)})
+    assert is_whole(folder)
+    content = bytearray((folder / "large.bin").read_bytes())
+    content[777] ^= 1
+    (folder / "large.bin").write_bytes(content)
+    seen = [is_whole(folder) for _ in range(200)]
+    assert 5 < seen.count(False) < 120       # 8 of 50 pieces each time
+    (folder / "large.bin").write_bytes(content[:-1])
+    assert not is_whole(folder)
+
+
 def test_what_a_crash_left_is_not_used(opened, text, monkeypatch):
     def crash(*arguments):
         raise KeyboardInterrupt

@@ -86,11 +86,11 @@ def test_the_facts_of_examples_are_those_of_their_lengths(tmp_path, tokenizer_fo
     assert dict(facts.length_quantiles) == length_quantiles(lengths)
     assert facts.validation_tokens == sum(len(example.inputs) for example in store.validation) > 0
     assert (facts.kind, facts.documents, facts.train_batch_size, facts.vocabulary) == ("conversation", 50, 4, 24)
-    assert (facts.digest, facts.redundancy) == (store.digest, 1.0)
+    assert (facts.digest, facts.redundancy) == (store.epoch.digest, 1.0)
 
 
 def test_a_store_without_count_blocks_is_refused(tmp_path, tokenizer_folder):
     store = stored_examples(tmp_path, tokenizer_folder, [{"prompt": f"w{i}", "completion": " w2"} for i in range(4)])
-    empty = replace(store, training_indices=store.training_indices[:0], in_validation=store.in_validation | True)
+    empty = replace(store, epoch=replace(store.epoch, training=store.epoch.training[:0], validation=np.arange(len(store))))
     with pytest.raises(WrongUse, match="held out"):
         example_facts(empty, train_batch_size=4)

@@ -113,7 +113,7 @@ def test_an_example_that_is_too_long_is_counted_as_bad_and_the_others_are_kept(t
     source = json_lines(tmp_path / "rows.jsonl", list(rows))
     store = examples_of(source, tokenizer_folder=chat_folder(tmp_path / "chat"), max_length=64,
                         cache=tmp_path / "cache", long_examples="cut")
-    assert len(store.in_validation) == 8
+    assert len(store) == 8
     assert store.counts["bad"] == 1
 
 

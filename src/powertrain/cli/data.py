@@ -42,7 +42,7 @@ def show(words: Words = None, index: Annotated[int, typer.Option(min=0, help="Nu
     from powertrain.data.examples.check import pieces_of
 
     _, store, _ = _looked_at(words or [])
-    examples = len(store.in_validation)
+    examples = len(store)
     if not 0 <= index < examples:
         raise WrongUse(f"there is no example {index}: there are {examples:,}; use --index 0 to {examples - 1}")
     example, side = store.example(index), "validation" if store.in_validation[index] else "training"
@@ -78,8 +78,8 @@ def prepare(words: Words = None,
         _prepare_text(recipe, as_json=as_json)
         return
     store = open_recipe_examples(recipe, cache_folder(), tell)
-    figures = {"examples": len(store.in_validation), "training_examples": len(store.training),
-               "validation_examples": int(store.in_validation.sum()), "tokens": int(store.lengths.sum()),
+    figures = {"examples": len(store), "training_examples": len(store.training),
+               "validation_examples": len(store.validation), "tokens": int(store.lengths.sum()),
                "trained_tokens": int(store.trained.sum())}
     folders = [str(part.folder) for part in store.parts]
     output.tell({"event": "prepared", "folders": folders, "said": list(store.said), "counts": dict(store.counts), **figures}, [

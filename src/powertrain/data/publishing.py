@@ -1,7 +1,8 @@
 """A folder that appears whole or not at all: written aside, flushed to disk, renamed.
 
-A folder of the cache has meta.json, written last, with the size and sum of every other file and its own sum; a folder whose
-files differ from it is not whole, and counts as absent. Its name is a key: a digest of all that decides its content.
+A folder of the cache has meta.json, written last, with the size and sums of every other file and its own sum; a folder whose
+files differ from it is not whole, and counts as absent. Of a large file some pieces are read, others each time, so that a start
+takes no longer with more data. The folder's name is a key: a digest of all that decides its content.
 """
 
 import errno
@@ -14,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from powertrain.records.json_files import sync as sync
 
 META = "meta.json"
 SUMMED_BYTES = 1 << 16
+PIECE_BYTES = 1 << 24                        # that have a sum of their own: 16 MiB
+PIECES_READ = 8                              # of a file, at most
 ATTEMPTS = 10                                # to replace a damaged folder while other processes do the same
 
 
@@ -37,19 +41,32 @@ def is_whole(folder: Path) -> bool:
     """Return whether `folder` was published and every file has the content that it was published with."""
     try:
         meta = read_meta(folder)
-        return bool(meta.pop("sum") == key_of(meta)) and all(entry_of(folder / name) == entry
+        return bool(meta.pop("sum") == key_of(meta)) and all(_agrees(folder / name, *entry)
                                                             for name, entry in meta["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def entry_of(path: Path) -> list[int]:
-    """Return the size of a file and its CRC-32: a damage of the disk or of memory changes it, and it costs less than a hash."""
+    """Return the size of a file and the CRC-32 of each piece: damage changes it, and it costs less than a hash."""
+    size = path.stat().st_size
+    return [size, *(_sum_of(path, start, PIECE_BYTES) for start in range(0, max(size, 1), PIECE_BYTES))]
+
+
+def _agrees(path: Path, size: int, *sums: int) -> bool:
+    """Return whether a file has this size and, in PIECES_READ of its pieces, these sums; one sum is of all of the file."""
+    piece_bytes = PIECE_BYTES if len(sums) > 1 else size
+    read = SystemRandom().sample(range(len(sums)), min(len(sums), PIECES_READ))
+    return path.stat().st_size == size and all(_sum_of(path, piece * piece_bytes, piece_bytes) == sums[piece] for piece in read)
+
+
+def _sum_of(path: Path, start: int, size: int) -> int:
     found = 0
     with open(path, "rb", buffering=0) as file:
-        while part := file.read(SUMMED_BYTES):
-            found = zlib.crc32(part, found)
-        return [file.tell(), found]
+        file.seek(start)
+        while size > 0 and (part := file.read(min(size, SUMMED_BYTES))):
+            found, size = zlib.crc32(part, found), size - len(part)
+    return found
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -29,22 +29,16 @@ def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
     Raises WrongUse if there is no example to train on.
     """
     refuse_no_training(store)
-    counts, validation = store.training.length_counts(), store.validation.length_counts()
-    tokens, examples = int(counts @ np.arange(len(counts))), len(store.training)
+    epoch = store.epoch
+    counts, validation = epoch.training_lengths, epoch.validation_lengths
+    tokens, examples = int(counts @ np.arange(len(counts))), len(epoch.training)
     block = math.ceil(tokens / examples)
     return DataFacts(
-        source=", ".join(store.sources), digest=store.digest, documents=store.counts["rows"], characters=0, text_bytes=0,
+        source=", ".join(store.sources), digest=epoch.digest, documents=store.counts["rows"], characters=0, text_bytes=0,
         tokenizer=store.tokenizer.kind, vocabulary=store.tokenizer.vocabulary,
         train_tokens=tokens, validation_tokens=int(validation @ np.arange(len(validation))), validation_bytes=0,
         block=block, stride=block, examples=examples, train_batch_size=train_batch_size,
         length_quantiles=quantiles_of_counts(counts), kind=store.kind, max_length=len(counts) - 1,
-        trained_share=store.training.trained_tokens() / tokens,
-        cut_examples=store.counts.get("cut", 0), shared_share=_shared_share(store, tokens),
+        trained_share=epoch.trained_tokens / tokens,
+        cut_examples=store.counts.get("cut", 0), shared_share=epoch.repeated_tokens / tokens,
     )
-
-
-def _shared_share(store: ExampleStore, tokens: int) -> float:
-    """Return the share of the `tokens` of an epoch's pairs that are prompts standing there again; 0 of other examples."""
-    if store.kind not in ("preference", "comparison"):
-        return 0.0
-    return float(store.column("answer")[store.training_indices, 1].sum() / tokens)

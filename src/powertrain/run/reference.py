@@ -44,8 +44,8 @@ def with_reference(setup: Setup, material: Material, facts: Facts, plan: Plan, c
     store = examples.store
     folder = None if cache is None else cache / "reference" / key_of(_key(material.resolved.recipe, facts, plan, store))
     if folder is None or not store.scores.open(folder):
-        tell(ScoringReference(examples=len(store.in_validation)))
-        everything = Examples(store, np.arange(len(store.in_validation)))
+        tell(ScoringReference(examples=len(store)))
+        everything = Examples(store, np.arange(len(store)))
         store.scores.keep(scored(setup, everything), folder)
     return replace(setup, objective=replace(objective, reference=StoredReference(is_ready=True)))
 

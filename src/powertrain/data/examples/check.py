@@ -40,7 +40,7 @@ def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> 
                   *(Problem("shared", store.origins(held), f"its prompt is trained on too, at {store.origins(learned)}")
                     for learned, held in shared[:SHOWN].tolist())),
         duplicates=len(duplicates), shared_prompts=len(shared), training_examples=len(lengths),
-        validation_examples=int(store.in_validation.sum()), max_length=store.max_length,
+        validation_examples=len(store.validation), max_length=store.max_length,
         length_quantiles=length_quantiles(lengths, CHECKED),
         histogram=histogram(lengths), train_batch_size=train_batch_size,
         padding_shares={**shares, "packed end to end": 0.0},

@@ -3,13 +3,11 @@
     <cache>/examples/<key>/  one source's part, see part.py
 
 The key is a digest of all that decides what is stored: the source's content, the tokenizer, the template, the lengths. Split,
-seed and weights are not in it; they are applied to the numbers of the examples when the store is opened.
+seed and weights are not in it; they are applied to the numbers of the examples, see epoch.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +21,11 @@ import numpy.typing as npt
 from powertrain.data.example import Compared, Example, StoredExamples
 from powertrain.data.examples.encoders import ENCODERS
 from powertrain.data.examples.encoding import check_length
+from powertrain.data.examples.epoch import Epoch, lengths_of, open_epoch
 from powertrain.data.examples.making import Reading, Work, make_part, sharded_part
 from powertrain.data.examples.part import Part
 from powertrain.data.examples.scores import ReferenceScores
-from powertrain.data.examples.sides import AT_ONCE, held_out, is_among, joined, places_of, shared, weighted
+from powertrain.data.examples.sides import joined
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.rows.row import Message
@@ -59,21 +58,7 @@ class Examples(StoredExamples):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens (examples,) that the model reads of each."""
-        return self.store.lengths_of(self.indices)
-
-    def length_counts(self) -> npt.NDArray[np.int64]:
-        """Return how many examples have each number of tokens, from 0 to the most."""
-        total = np.zeros(1, np.int64)
-        for first in range(0, len(self), AT_ONCE):
-            counts = np.bincount(self.store.lengths_of(self.indices[first:first + AT_ONCE]), minlength=len(total))
-            counts[:len(total)] += total
-            total = counts
-        return total
-
-    def trained_tokens(self) -> int:
-        """Return the number of targets of all examples."""
-        column = self.store.column("trained_tokens")
-        return sum(int(column[self.indices[first:first + AT_ONCE]].sum()) for first in range(0, len(self), AT_ONCE))
+        return lengths_of(self.store.parts, self.indices)
 
     @property
     def trained(self) -> npt.NDArray[np.int64]:
@@ -93,12 +78,13 @@ class ExampleStore:
     said: tuple[str, ...]                    # sentences about formats, template and rows that are left out
     template: ChatTemplate | None
     tokenizer: ExampleTokenizer              # saved, it has the template that the examples were made with
-    digest: str                              # sha256 of all rows, where examples end, and the tokenizer
     max_length: int
     decoder_start: int | None
-    in_validation: npt.NDArray[np.bool_]     # (N,)
-    training_indices: npt.NDArray[Any]       # an epoch's examples: with weights, some several times or not at all
+    epoch: Epoch
     scores: ReferenceScores = field(default_factory=ReferenceScores)     # of compared answers, where a run has them
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
 
     @property
     def folder(self) -> Path:
@@ -106,25 +92,23 @@ class ExampleStore:
 
     @cached_property
     def training(self) -> Examples:
-        return Examples(self, self.training_indices)
+        return Examples(self, self.epoch.training)
 
     @cached_property
     def validation(self) -> Examples:
-        return Examples(self, places_of(self.in_validation))
+        return Examples(self, self.epoch.validation)
+
+    @cached_property
+    def in_validation(self) -> npt.NDArray[np.bool_]:
+        """Return whether each example (N,) validates."""
+        found = np.zeros(len(self), np.bool_)
+        found[self.epoch.validation] = True
+        return found
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens (N,) that the model reads of each example, an encoder's included."""
-        return self.lengths_of(np.arange(len(self.in_validation)))
-
-    def lengths_of(self, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-        """Return the same of these examples (n,), without the lengths of all others in memory."""
-        found, first = np.empty(len(indices), np.int64), 0
-        for part in self.parts:
-            inside = (indices >= first) & (indices < first + len(part))
-            found[inside] = part.lengths_of(indices[inside] - first)
-            first += len(part)
-        return found
+        return lengths_of(self.parts, np.arange(len(self)))
 
     @cached_property
     def source_lengths(self) -> npt.NDArray[np.int64]:
@@ -180,7 +164,7 @@ class ExampleStore:
             if 0 <= within < len(part):
                 return part, within
             within -= len(part)
-        raise IndexError(f"example {index} of {len(self.in_validation)}")
+        raise IndexError(f"example {index} of {len(self)}")
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a column (N,) of part.RECORD: "prompt" and "digest" are equal for examples of equal prompts and rows."""
@@ -246,7 +230,7 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     Raises WrongUse if a source, the tokenizer or the template cannot be used, too many examples are too long, or nothing
     in them would be trained.
     """
-    sources, max_length, validation_source = data.sources, data.max_length, data.validation_source
+    max_length, validation_source = data.max_length, data.validation_source
     assert max_length is not None
     assert task != "seq2seq" or decoder_start is not None
     found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task, learns=learns)
@@ -257,38 +241,16 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
             raise _nothing_left(part, source, max_length)
     if data.long_examples is None and (sentence := undecided(parts, everything, max_length)):
         raise WrongUse(sentence)
-    prompts = joined([part.records["prompt"] for part in parts])
-    begins, both = np.cumsum([0, *map(len, parts)]).tolist(), 0
-    if validation_source:
-        last = begins[-2]
-        in_validation = np.arange(begins[-1]) >= last
-        both = int(np.count_nonzero(is_among(np.unique(prompts[last:]), np.sort(prompts[:last]))))
-    else:
-        in_validation = held_out(prompts, data.validation_share, seed)
-    trains = [places_of(~in_validation[first:end], first) for first, end in itertools.pairwise(begins[:len(sources) + 1])]
+    epoch = open_epoch(parts, data, tokenizer.digest, seed=seed, cache=cache)
     said = _said(parts, everything, template, tokenizer)
-    if both:
-        said += (f"warning: {both:,} prompts of {validation_source} are trained on too; `powertrain data check` names them",)
+    if epoch.in_both:
+        said += (f"warning: {epoch.in_both:,} prompts of {validation_source} are trained on too; `powertrain data check` names "
+                 "them",)
     own = own_templates(tokenizer.files).get("default")
     saved = tokenizer if template is None or template.text == own else replace(tokenizer, template=template.text)
-    digest = _digest(tokenizer, parts)
-    epoch = weighted(trains, data.weights, seed)
-    if data.shares is not None:
-        lengths = np.concatenate([part.lengths_of(np.arange(len(part))) for part in parts])
-        epoch = shared(data.shares, trains, lengths, seed)
-        said += (_shares_said(sources, trains, lengths, epoch),)
-    return ExampleStore(tuple(parts), everything, parts[0].kind, parts[0].schema, said, template, saved, digest, max_length,
-                        decoder_start, in_validation, epoch)
-
-
-def _digest(tokenizer: ExampleTokenizer, parts: Sequence[Part]) -> str:
-    """Return the sha256 (hex) of the content of all examples: the same files at another path give the same."""
-    digest = hashlib.sha256(tokenizer.digest.encode())
-    for part in parts:
-        for column in ("digest", "end", "trained_end"):
-            for first in range(0, len(part), AT_ONCE):
-                digest.update(part.records[column][first:first + AT_ONCE].tobytes())
-    return digest.hexdigest()
+    said += (epoch.said,) if epoch.said else ()
+    return ExampleStore(tuple(parts), everything, parts[0].kind, parts[0].schema, said, template, saved, max_length,
+                        decoder_start, epoch)
 
 
 # ------------------------------------------------------------------------------------------------ what is said and refused
@@ -296,10 +258,10 @@ def _digest(tokenizer: ExampleTokenizer, parts: Sequence[Part]) -> str:
 
 def refuse_no_training(store: ExampleStore) -> None:
     """Raise WrongUse if an epoch has no example."""
-    if len(store.training_indices):
+    if len(store.training):
         return
-    count, sources = len(store.in_validation), ", ".join(store.sources)
-    if bool(store.in_validation.all()):
+    count, sources = len(store), ", ".join(store.sources)
+    if len(store.validation) == count:
         raise WrongUse(f"all {count:,} examples of {sources} are held out, and none is left to train on; lower "
                        "data.validation_share, or name more data")
     raise WrongUse(f"data.weights is so small that an epoch has none of the {count:,} examples of {sources}; raise it, or name "
@@ -321,18 +283,6 @@ def _said(parts: Sequence[Part], sources: Sequence[str], template: ChatTemplate 
     for part, source in zip(parts, sources, strict=True):
         said += [f"{source}: {sentence}" for sentence in _left_out(part.counts)]
     return tuple(said)
-
-
-def _shares_said(sources: Sequence[str], trains: Sequence[npt.NDArray[np.int64]], lengths: npt.NDArray[np.int64],
-                 epoch: npt.NDArray[np.int64]) -> str:
-    """Return the sentence that states the tokens of an epoch by source."""
-    times = np.bincount(epoch, minlength=len(lengths))
-    total = int(lengths[epoch].sum())
-    said = []
-    for source, examples in zip(sources, trains, strict=True):
-        tokens, whole = int((times * lengths)[examples].sum()), int(lengths[examples].sum())
-        said.append(f"{source} {tokens / total:.1%} ({tokens:,}, {tokens / max(1, whole):.2f} times its own {whole:,})")
-    return f"an epoch has {total:,} tokens: {'; '.join(said)}"
 
 
 def _left_out(counts: Mapping[str, int]) -> list[str]:
