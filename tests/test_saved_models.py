@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from powertrain.data.documents import Document
 from powertrain.data.tokenizers import make_tokenizer
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Decoder
@@ -22,8 +21,7 @@ TEXT = "def f(x):\n    return  x + 1  # naïve\n"
 def test_transformers_opens_model_and_tokenizer_of_every_family(family: str, kind: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    documents = [Document(TEXT * 20, "a"), Document(TEXT[::-1] * 20, "b")]
-    tokenizer = make_tokenizer(kind, documents, 300 if kind == "bpe" else None)
+    tokenizer = make_tokenizer(kind, [TEXT * 20, TEXT[::-1] * 20], 300 if kind == "bpe" else None, several=True)
     torch.manual_seed(0)
     config, _ = make_config(family, vocabulary=tokenizer.vocabulary, layers=2, width=48, heads=3, context=128)
     model = Decoder(config).eval()

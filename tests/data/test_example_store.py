@@ -14,6 +14,7 @@ from powertrain.data.examples import epoch, making, sides
 from powertrain.data.examples.sides import held_out, weighted
 from powertrain.data.order import epoch_order
 from powertrain.data.publishing import is_whole
+from powertrain.data.rows import folders
 from powertrain.records import IGNORE, WrongUse
 
 ROWS = [{"question": f"what is {number} ?", "answer": f"it is {number} " + "cat " * (number % 7)} for number in range(40)]
@@ -397,8 +398,8 @@ def test_reading_starts_nowhere_but_at_the_examples_asked_for(opened, rows):
 
 
 def test_a_large_file_is_known_by_length_time_and_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(making, "READ_WHOLE_BYTES", 10_000)
-    monkeypatch.setattr(making, "SAMPLE_BYTES", 100)
+    monkeypatch.setattr(folders, "READ_WHOLE_BYTES", 10_000)
+    monkeypatch.setattr(folders, "SAMPLE_BYTES", 100)
     path = tmp_path / "large.jsonl"
     path.write_bytes(b"x" * 50_000)
     stamp = path.stat()
@@ -406,7 +407,7 @@ def test_a_large_file_is_known_by_length_time_and_samples(tmp_path, monkeypatch)
     def digest(content, time_ns=stamp.st_mtime_ns):
         path.write_bytes(content)
         os.utime(path, ns=(time_ns, time_ns))
-        return making.digest_file(path)
+        return folders.digest_file(path)
 
     first = digest(b"x" * 50_000)
     assert digest(b"x" * 50_000) == first

@@ -1,10 +1,12 @@
+import hashlib
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from powertrain.data.documents import digest_documents, read_documents
+from powertrain.data import documents
+from powertrain.data.documents import Texts, read_documents
 from powertrain.records import WrongUse
 
 
@@ -101,10 +103,25 @@ def test_max_chars_cuts_the_last_document(tmp_path, limit, expected):
 
 
 def test_the_digest_changes_when_a_border_between_documents_moves(tmp_path):
-    one = read(write(tmp_path / "a.jsonl", '{"text": "ab"}\n{"text": "c"}\n'), tmp_path)
-    other = read(write(tmp_path / "b.jsonl", '{"text": "a"}\n{"text": "bc"}\n'), tmp_path)
-    assert digest_documents(one) != digest_documents(other)
-    assert digest_documents(one) == digest_documents(list(one))
+    one = Texts(str(write(tmp_path / "a.jsonl", '{"text": "ab"}\n{"text": "c"}\n')), tmp_path).measured()
+    other = Texts(str(write(tmp_path / "b.jsonl", '{"text": "a"}\n{"text": "bc"}\n')), tmp_path).measured()
+    assert one.digest != other.digest
+    content = b"".join(len(text).to_bytes(8, "little") + text for text in (b"ab", b"c"))
+    assert one.digest == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_the_pieces_in_which_a_file_is_read_change_nothing(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(documents, "PIECE_BYTES", size)
+    text = "naïve 日本語 🙂\r\nline\n"
+    assert read(write(tmp_path / "a.txt", text), tmp_path)[0].text == text
+    rows = "".join(json.dumps({"text": f"{text}{number}"}, ensure_ascii=False) + "\n" for number in range(3))
+    assert [row.text for row in read(write(tmp_path / "b.jsonl", rows), tmp_path)] == [f"{text}{number}" for number in range(3)]
+    for content, sentence in ((b"ab\xc3\xa9c\xe9d", "byte 0xe9 at offset 5 of 7"),
+                              (b"ab\xc3\xa9\0", "NUL byte at offset 4 of 5"),
+                              (b"ab\xe2\x82", "byte 0xe2 at offset 2 of 4")):
+        (tmp_path / "c.txt").write_bytes(content)
+        assert sentence in refusal(tmp_path / "c.txt", tmp_path)
 
 
 # -------------------------------------------------------------------------------- what is refused
@@ -152,10 +169,10 @@ def test_a_file_that_is_not_utf8_is_refused_with_the_offset(tmp_path, name):
 def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt", "text")
 
-    def refuse(self):
+    def refuse(self, mode):
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # file modes do not stop root, who may run these tests
+    monkeypatch.setattr(Path, "open", refuse)  # file modes do not stop root, who may run these tests
     assert refusal(path, tmp_path).startswith(f"{path} cannot be read: Permission denied")
 
 

@@ -1,16 +1,49 @@
+import itertools
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from powertrain.data.documents import Document
+from powertrain.data.documents import Document, Texts
 from powertrain.data.order import epoch_order
-from powertrain.data.store import ENOUGH_DOCUMENTS, split_documents
+from powertrain.data.splitting import ENOUGH_DOCUMENTS, line_cuts, runs_of
+from powertrain.data.splitting import split_documents as split_measured
 from powertrain.records import WrongUse
 
 REAL_SHAKESPEARE = Path("/work/shared/data/tinyshakespeare.txt")
+
+
+class Side(NamedTuple):
+    train: list[Document]
+    validation: list[Document]
+
+
+class Given(Texts):
+    """Texts that are there already, in pieces as large as asked."""
+
+    def __init__(self, documents: list[Document]):
+        super().__init__("given", Path())
+        object.__setattr__(self, "documents", documents)
+
+    def __iter__(self):
+        return iter(self.documents)
+
+
+def split_documents(documents: list[Document], share: float, kind: str, seed: int) -> Side:
+    """Return the documents of both sides, one for each run of text."""
+    texts, found, text = Given(documents), Side([], []), ""
+    split = split_measured(texts, texts.measured(), share, kind, seed)
+    origins = (document.origin for number, document in enumerate(documents) for _ in split.runs(number))
+    for validates, piece, is_last in runs_of(texts, split):
+        text += piece
+        if is_last:
+            found[validates].append(Document(text, next(origins)))
+            text = ""
+    assert not text
+    return found
 
 
 def documents(*contents: str) -> list[Document]:
@@ -100,6 +133,7 @@ def test_one_text_is_cut_at_line_ends_in_about_a_hundred_spans():
                          min_size=1, max_size=5, unique=True),
        share=st.sampled_from([0.01, 0.1, 0.5]), seed=st.integers(0, 2**63 - 1))
 def test_runs_of_a_cut_text_are_all_of_it_and_overlap_nowhere(contents, share, seed):
+    assume(not "".join(contents).isspace())
     split = split_documents(documents(*contents), share, "seeded", seed)
     for number, content in enumerate(contents):
         runs = {side: [run.text for run in getattr(split, side) if run.origin == str(number)]
@@ -119,6 +153,26 @@ def test_a_text_without_line_ends_is_cut_all_the_same():
     split = split_documents(documents("x" * 1234), 0.1, "seeded", 42)
     assert 110 <= characters(split.validation) <= 135
     assert characters(split.train) + characters(split.validation) == 1234
+
+
+@given(text=st.text(st.sampled_from("ab\n"), max_size=200), span=st.integers(1, 50), size=st.integers(1, 60))
+def test_the_pieces_in_which_a_text_comes_do_not_move_its_cuts(text, span, size):
+    pieces = [text[at:at + size] for at in range(0, len(text), size)]
+    found = [cut for cut in line_cuts(pieces, span) if cut < len(text)]
+    assert found == [cut for cut in line_cuts([text], span) if cut < len(text)]
+    for cut, after in itertools.pairwise([*found, len(text)]):
+        assert text[cut - 1] == "\n" or "\n" not in text[max(0, cut - 1):min(cut + span, len(text))] or cut >= after
+
+
+def test_a_document_that_changes_while_it_is_read_is_refused(tmp_path):
+    path = tmp_path / "text.txt"
+    for more in ("more", ""):
+        path.write_text(LINES)
+        texts = Texts(str(path), tmp_path)
+        split = split_measured(texts, texts.measured(), 0.1, "seeded", 42)
+        path.write_text(LINES + more if more else LINES[:-9])
+        with pytest.raises(WrongUse, match="changed while it was read"):
+            list(runs_of(texts, split))
 
 
 def test_copies_of_a_few_texts_are_cut_and_drawn_alike():

@@ -3,6 +3,7 @@ import gzip
 import json
 import os
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,12 +179,32 @@ def test_batches_keep_the_order_and_every_item(monkeypatch):
     assert list(in_batches(["ab", "cde", "f", "ghijkl", "m"], len)) == [["ab", "cde"], ["f", "ghijkl"], ["m"]]
 
 
-def test_small_batches_give_the_same_tokens(opened, rows, monkeypatch, tmp_path):
-    one = opened(rows)
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
+@pytest.mark.parametrize("source", ["text", "rows"])
+def test_small_pieces_and_batches_give_the_same_tokens(opened, request, source, tokenizer, monkeypatch, tmp_path):
+    path = request.getfixturevalue(source)
+    one = opened(path, tokenizer=tokenizer)
     monkeypatch.setattr("powertrain.data.documents.BATCH_CHARS", 7)
-    other = opened(rows, cache=tmp_path / "other")
+    monkeypatch.setattr("powertrain.data.documents.PIECE_BYTES", 11)
+    monkeypatch.setattr("powertrain.data.tokenizers.PIECE_CHARS", 40)
+    other = opened(path, tokenizer=tokenizer, cache=tmp_path / "other")
     np.testing.assert_array_equal(one.train, other.train)
-    assert one.length_quantiles == other.length_quantiles
+    np.testing.assert_array_equal(one.validation, other.validation)
+    assert replace(one, folder=0, train=0, validation=0, tokenizer=0).__dict__ == \
+        replace(other, folder=0, train=0, validation=0, tokenizer=0).__dict__
+
+
+def test_a_text_is_never_held_as_a_whole(opened, monkeypatch, tmp_path):
+    monkeypatch.setattr("powertrain.data.documents.BATCH_CHARS", 1 << 16)
+    monkeypatch.setattr("powertrain.data.documents.PIECE_BYTES", 1 << 16)
+    path = tmp_path / "long.txt"
+    path.write_text(LINES * 1000)
+    opened(path, tokenizer="byte", cache=tmp_path / "first")       # what is loaded once
+    tracemalloc.start()
+    made = opened(path, tokenizer="byte")
+    held_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held_bytes < 4 << 20 < 12 << 20 < made.text_bytes
 
 
 # -------------------------------------------------------------------------------- built once
@@ -346,7 +367,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(opened, text, tmp_path, monkeyp
 
 
 def test_a_tokenizer_that_cannot_be_made_is_refused_before_the_source_is_read(opened, monkeypatch):
-    monkeypatch.setattr(store, "read_documents", lambda *arguments, **options: pytest.fail("the source was read"))
+    monkeypatch.setattr(store.Texts, "__iter__", lambda texts: pytest.fail("the source was read"))
     with pytest.raises(WrongUse, match="did you mean char"):
         opened("stdlib", tokenizer="chars")
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powertrain.data.documents import Document
 from powertrain.data.tokenizers import PIECE_CHARS, exact_pieces, load_tokenizer, make_tokenizer, token_dtype
 from powertrain.records import WrongUse
 
@@ -20,12 +19,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def documents(*contents: str) -> list[Document]:
-    return [Document(content, "test") for content in contents]
-
-
 def make(kind, vocabulary=None):
-    return make_tokenizer(kind, documents(SAMPLE, *filter(None, AWKWARD)), vocabulary)
+    return make_tokenizer(kind, [SAMPLE, *filter(None, AWKWARD)], vocabulary, several=True)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ def test_any_text_survives_bpe_and_byte(bpe, text):
 @quick
 @given(text=texts)
 def test_any_text_survives_char_made_from_it(text):
-    tokenizer = make_tokenizer("char", documents(text))
+    tokenizer = make_tokenizer("char", [text])
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -115,20 +110,20 @@ def test_half_a_surrogate_pair_is_refused(kind):
 
 
 def test_char_ids_are_ranks_of_sorted_characters():
-    tokenizer = make_tokenizer("char", documents("hello\n"))
+    tokenizer = make_tokenizer("char", ["hello\n"])
     assert tokenizer.vocabulary == 5
     assert tokenizer.encode("\nehlo").tolist() == [0, 1, 2, 3, 4]
 
 
 def test_char_has_an_end_of_text_only_for_several_documents():
-    assert make_tokenizer("char", documents("ab")).end_of_text is None
-    several = make_tokenizer("char", documents("a", "b"))
+    assert make_tokenizer("char", ["ab"]).end_of_text is None
+    several = make_tokenizer("char", ["a", "b"], several=True)
     assert (several.end_of_text, several.vocabulary) == (2, 3)
 
 
 @pytest.mark.parametrize("unknown", ["A", "~", "🙂", "\ud800"])
 def test_an_unknown_character_is_refused_by_name(unknown):
-    tokenizer = make_tokenizer("char", documents("BCxyz"))
+    tokenizer = make_tokenizer("char", ["BCxyz"])
     with pytest.raises(WrongUse) as caught:
         tokenizer.encode("xy" + unknown)
     assert f"the character {unknown!r} (U+{ord(unknown):04X}) at position 2 is not among the 5" in str(caught.value)
@@ -143,13 +138,13 @@ def test_bytes_that_are_no_text_decode_to_the_replacement_character():
 
 
 def test_bpe_is_the_same_from_the_same_texts_and_differs_from_others():
-    again = [make("bpe", 300), make("bpe", 300), make_tokenizer("bpe", documents(SAMPLE + " abab" * 99), 300)]
+    again = [make("bpe", 300), make("bpe", 300), make_tokenizer("bpe", [SAMPLE + " abab" * 99], 300)]
     assert again[0].library.to_str() == again[1].library.to_str() != again[2].library.to_str()
     assert again[0].vocabulary == 300
 
 
 def test_bpe_never_learns_a_pair_that_occurs_once():
-    assert make_tokenizer("bpe", documents("abcdefgh")).vocabulary == 257
+    assert make_tokenizer("bpe", ["abcdefgh"]).vocabulary == 257
 
 
 @quick
@@ -163,13 +158,13 @@ def test_pieces_of_a_text_encode_as_the_whole(bpe, text):
 
 def test_a_long_text_is_cut_in_pieces_and_encodes_as_the_whole(bpe):
     text = SAMPLE * (3 * PIECE_CHARS // len(SAMPLE))
-    assert len(list(exact_pieces(text))) > 1
+    assert len(exact_pieces(text)) > 1
     assert "".join(exact_pieces(text)) == text
     assert bpe.encode(text).tolist() == bpe.library.encode(text, add_special_tokens=False).ids
 
 
 def test_a_long_text_without_lines_stays_whole():
-    assert len(list(exact_pieces(" \n" * PIECE_CHARS))) == 1
+    assert len(exact_pieces(" \n" * PIECE_CHARS)) == 1
 
 
 @pytest.mark.parametrize(("kind", "vocabulary", "sentence"), [
@@ -180,7 +175,7 @@ def test_a_long_text_without_lines_stays_whole():
 ])
 def test_a_tokenizer_that_cannot_be_made_is_refused(kind, vocabulary, sentence):
     with pytest.raises(WrongUse) as caught:
-        make_tokenizer(kind, documents("text"), vocabulary)
+        make_tokenizer(kind, ["text"], vocabulary)
     assert sentence in str(caught.value)
 
 
@@ -225,7 +220,7 @@ def test_bytes_that_are_no_text_decode_as_in_transformers(opened, ids):
 def test_char_without_end_of_text_gains_none_in_transformers(tmp_path):
     from transformers import AutoTokenizer
 
-    ours = make_tokenizer("char", documents(SAMPLE))
+    ours = make_tokenizer("char", [SAMPLE])
     ours.save(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert (theirs.eos_token_id, len(theirs)) == (None, ours.vocabulary)
@@ -262,7 +257,7 @@ def folder(bpe, tmp_path):
 
 
 def test_a_folder_encodes_whole_texts_and_nothing_around_them(folder, bpe):
-    theirs = make_tokenizer(str(folder), documents("unused"))
+    theirs = make_tokenizer(str(folder), ["unused"])
     assert (theirs.kind, theirs.end_of_text, theirs.vocabulary) == ("folder", 0, bpe.vocabulary)
     np.testing.assert_array_equal(theirs.encode(SAMPLE), bpe.encode(SAMPLE))
     assert theirs.decode(theirs.encode(SAMPLE)) == SAMPLE

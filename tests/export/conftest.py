@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from adapted_models import make_base
-from powertrain.data.documents import Document
 from powertrain.data.example import Example
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.tokenizers import make_tokenizer
@@ -27,7 +26,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ExampleTokenizer:
     """A byte-level BPE with a chat template, as a fine-tuning run has it."""
     text = "def f(x):\n    return x + 1  # naïve\nThe quick brown fox is 12 years old.\n"
     folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer("bpe", [Document(text * 30, "a"), Document(text[::-1] * 30, "b")], 300).save(folder)
+    make_tokenizer("bpe", [text * 30, text[::-1] * 30], 300).save(folder)
     return replace(open_example_tokenizer(folder), template=TEMPLATE)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from powertrain.data.documents import Document
 from powertrain.data.tokenizers import FolderTokenizer, make_tokenizer
 from powertrain.export.gguf_vocabulary import _LLAMA3, BYTE, CONTROL, SAMPLES, USER_DEFINED, read_vocabulary, sentencepiece_ids
 from powertrain.records import WrongUse
@@ -127,8 +126,8 @@ def test_merges_that_scores_cannot_tell_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["char", "byte"])
 def test_tables_are_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match=f"{kind} tokenizer.*--to merged"):
-        read_vocabulary(make_tokenizer(kind, [Document("abc", "a")], None), 300)
-    make_tokenizer(kind, [Document("abc", "a")], None).save(tmp_path)
+        read_vocabulary(make_tokenizer(kind, ["abc"]), 300)
+    make_tokenizer(kind, ["abc"]).save(tmp_path)
     with pytest.raises(WrongUse, match="the kind WordLevel" if kind == "char" else "has none"):
         read_vocabulary(FolderTokenizer.load(tmp_path), 300)
 

@@ -6,17 +6,21 @@ The corpus `stdlib` is Python's own standard library as it lies on this machine:
 its digest, differs between Python versions. `shakespeare` is tiny-shakespeare, downloaded once and verified by checksum.
 """
 
+from __future__ import annotations
+
+import codecs
 import hashlib
 import sys
 import sysconfig
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from powertrain.data.rows.files import FIELDS_NAMED, json_kind, parse_line
-from powertrain.data.rows.folders import CORPORA, LINES, named_files, readable
+from powertrain.data.rows.folders import CORPORA, LINES, digest_file, named_files, readable
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
 from powertrain.records.json_files import replace_file
@@ -25,22 +29,37 @@ Item = TypeVar("Item")
 
 # The tokenizers library keeps about 150 bytes per token while a batch is encoded: some 100 MB for this many characters.
 BATCH_CHARS = 2_000_000
+PIECE_BYTES = 1 << 20                        # of a file that are in memory
 
 
 @dataclass(frozen=True)
 class Document:
-    text: str                                # not empty, and encodable as UTF-8
+    content: str | Path                      # not empty, and encodable as UTF-8
     origin: str                              # a file, or FILE:LINE of JSONL
+    most: int = sys.maxsize                  # characters; the rest is no part of it
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text in pieces that are not empty; a file is read anew each time."""
+        left = self.most
+        for piece in (self.content,) if isinstance(self.content, str) else text_pieces(self.content):
+            if not (kept := piece[:left]):
+                return
+            yield kept
+            left -= len(kept)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces())
 
 
-def digest_documents(documents: Sequence[Document]) -> str:
-    """Return the sha256 (hex) of the texts in order, each after its length, so that moving a border changes the digest."""
-    digest = hashlib.sha256()
-    for document in documents:
-        content = document.text.encode()
-        digest.update(len(content).to_bytes(8, "little"))
-        digest.update(content)
-    return digest.hexdigest()
+@dataclass(frozen=True)
+class Measured:
+    """What is counted of documents before any of them is tokenised: a few bytes for each."""
+
+    characters: array[int]                   # of each document
+    hashes: array[int]                       # equal for equal texts
+    text_bytes: int                          # UTF-8
+    digest: str                              # sha256 of all texts in order
 
 
 def in_batches(items: Iterable[Item], characters: Callable[[Item], int], *, most_characters: int | None = None,
@@ -58,62 +77,115 @@ def in_batches(items: Iterable[Item], characters: Callable[[Item], int], *, most
         yield batch
 
 
-def read_documents(source: str, *, cache: Path, text_field: str = "text",
-                   max_chars: int | None = None) -> list[Document]:
-    """Return the documents of `source`: a named corpus, a file, a folder (recursively), a glob, or JSONL.
+@dataclass(frozen=True)
+class Texts:
+    """The documents of a source, read anew whenever they are asked for: a named corpus, a file, a folder, a glob, or JSONL.
 
     Files come sorted by path, one document each; a .jsonl or .ndjson file gives one per line, from `text_field`.
     Line ends stay as they are in the file (CRLF is not translated); a byte-order mark is dropped, and so are empty
     documents. `max_chars` limits the characters over all documents, in order: the last one is cut, and later files are
     not read. A corpus name wins over a path of that name; write ./stdlib for the path.
-
-    Raises WrongUse if the source is missing, empty, blank, unreadable or not text.
     """
-    found = corpus_documents(source, cache) if source in CORPORA else _path_documents(source, text_field)
-    documents = list(_up_to(max_chars, (document for document in found if document.text)))
-    if not documents:
-        raise WrongUse(f"{source} is empty: no text to train on; give a source with text")
-    if all(document.text.isspace() for document in documents):
-        characters = sum(len(document.text) for document in documents)
-        raise WrongUse(f"{source} is blank: its {characters} characters are all white space; "
-                       "give a source with text")
-    return documents
+
+    source: str
+    cache: Path                              # for downloads
+    text_field: str = "text"
+    max_chars: int | None = None
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yield the documents. Raises WrongUse if the source is missing, unreadable or not text."""
+        found = corpus_documents(self.source, self.cache) if self.source in CORPORA else self._in_files()
+        return self._up_to_most(document for document in found if any(document.pieces()))
+
+    def _in_files(self) -> Iterator[Document]:
+        for path in named_files(self.source):
+            if path.suffix.lower() not in LINES:
+                yield Document(path, str(path))
+                continue
+            for number, line in enumerate(_lines(path), 1):
+                if line.strip():
+                    origin = f"{path}:{number}"
+                    yield Document(_field(parse_line(line, origin), self.text_field, origin), origin)
+
+    def _up_to_most(self, documents: Iterable[Document]) -> Iterator[Document]:
+        left = self.max_chars
+        for document in documents:
+            if left is None:
+                yield document
+                continue
+            document = replace(document, most=left)
+            yield document
+            left -= sum(map(len, document.pieces()))
+            if left <= 0:
+                return
+
+    def measured(self) -> Measured:
+        """Return what is counted of all documents. Raises WrongUse if there is no text in them."""
+        characters, hashes, size_bytes, blank, digest = array("q"), array("Q"), 0, True, hashlib.sha256()
+        for document in self:
+            count, bytes_before, of_text = 0, size_bytes, hashlib.blake2b(digest_size=8)
+            for piece in document.pieces():
+                content = piece.encode()
+                of_text.update(content)
+                count, size_bytes, blank = count + len(piece), size_bytes + len(content), blank and piece.isspace()
+            # each after its length, so that moving a border changes the digest
+            digest.update((size_bytes - bytes_before).to_bytes(8, "little"))
+            for piece in document.pieces():
+                digest.update(piece.encode())
+            characters.append(count)
+            hashes.append(int.from_bytes(of_text.digest()))
+        if not characters:
+            raise WrongUse(f"{self.source} is empty: no text to train on; give a source with text")
+        if blank:
+            raise WrongUse(f"{self.source} is blank: its {sum(characters)} characters are all white space; "
+                           "give a source with text")
+        return Measured(characters, hashes, size_bytes, digest.hexdigest())
+
+    def digest(self) -> str:
+        """Return the sha256 (hex) of the files' content, as digest_file takes it, or of a corpus."""
+        if self.source in CORPORA:
+            return self.measured().digest
+        return hashlib.sha256("".join(f"{path.suffix} {digest_file(path)}\n" for path in named_files(self.source)).encode()
+                              ).hexdigest()
 
 
-def _up_to(max_chars: int | None, documents: Iterable[Document]) -> Iterator[Document]:
-    left = sys.maxsize if max_chars is None else max_chars
-    for document in documents:
-        yield Document(document.text[:left], document.origin)
-        left -= len(document.text)
-        if left <= 0:
-            return
+def read_documents(source: str, *, cache: Path, text_field: str = "text", max_chars: int | None = None) -> list[Document]:
+    """Return the documents of `source`. Raises WrongUse as `Texts` does."""
+    texts = Texts(source, cache, text_field, max_chars)
+    texts.measured()
+    return list(texts)
 
 
-def _path_documents(source: str, text_field: str) -> Iterator[Document]:
-    for path in named_files(source):
-        text = _read_text(path)
-        if path.suffix.lower() not in LINES:
-            yield Document(text, str(path))
-            continue
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file, without their line ends."""
+    rest = ""
+    for piece in text_pieces(path):
         # not splitlines(): JSON strings may hold U+2028 and other separators raw
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                origin = f"{path}:{number}"
-                yield Document(_field(parse_line(line, origin), text_field, origin), origin)
+        *lines, rest = (rest + piece).split("\n")
+        yield from lines
+    yield rest
 
 
-def _read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, without its byte-order mark. Raises WrongUse with the offset of a wrong byte."""
-    with readable(path):
-        content = path.read_bytes()
-    if (offset := content.find(b"\0")) >= 0:
-        raise WrongUse(f"{path} is not text: NUL byte at offset {offset} of {len(content)}; "
-                       "convert it to UTF-8 text or leave it out")
-    try:
-        return content.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise WrongUse(f"{path} is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start} of "
-                       f"{len(content)}; convert it, for example with iconv -f LATIN1 -t UTF-8") from error
+def text_pieces(path: Path) -> Iterator[str]:
+    """Yield the text of a UTF-8 file, without its byte-order mark. Raises WrongUse with the offset of a wrong byte."""
+    decoder, start, content = codecs.getincrementaldecoder("utf-8")(), 0, b"first"
+    with readable(path), path.open("rb") as file:
+        size_bytes = path.stat().st_size
+        while content:
+            content = file.read(PIECE_BYTES)
+            if (offset := content.find(b"\0")) >= 0:
+                raise WrongUse(f"{path} is not text: NUL byte at offset {start + offset} of {size_bytes}; "
+                               "convert it to UTF-8 text or leave it out")
+            try:
+                text = decoder.decode(content, final=not content)
+            except UnicodeDecodeError as error:
+                offset = start + len(content) - len(error.object) + error.start      # it begins with what was left before
+                raise WrongUse(f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {offset} of "
+                               f"{size_bytes}; convert it, for example with iconv -f LATIN1 -t UTF-8") from error
+            text = text if start else text.removeprefix("\ufeff")
+            start += len(content)
+            if text:
+                yield text
 
 
 def _field(row: dict[str, Any], text_field: str, origin: str) -> str:

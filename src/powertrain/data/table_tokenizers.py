@@ -4,7 +4,7 @@ Saved, they are models of the `tokenizers` library that give the same ids: a Wor
 and a byte-level BPE without merges. A marker beside the files names the kind of tokenizer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,9 +63,10 @@ class CharTokenizer:
     kind = "char"
 
     @classmethod
-    def of_texts(cls, texts: Sequence[str], with_end_of_text: bool) -> Self:
+    def of_texts(cls, texts: Iterable[str], with_end_of_text: bool) -> Self:
         distinct: set[str] = set()
-        distinct.update(*texts)
+        for text in texts:
+            distinct.update(text)
         return cls("".join(sorted(distinct)), with_end_of_text)
 
     @classmethod
@@ -112,6 +113,9 @@ class CharTokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
         return [self.encode(text) for text in texts]
 
+    def cut(self, text: str) -> list[str]:
+        return [text, ""]                    # anywhere
+
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         return END_OF_TEXT.join(self._code_points[part].tobytes().decode("utf-32-le", errors="surrogatepass")
                                 for part in _between_ends(checked_ids(ids, self.vocabulary), self.end_of_text))
@@ -142,6 +146,9 @@ class ByteTokenizer:
 
     def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
         return [self.encode(text) for text in texts]
+
+    def cut(self, text: str) -> list[str]:
+        return [text, ""]                    # anywhere
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """Return the text; bytes that are not UTF-8, as a model may write them, become U+FFFD."""

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from powertrain.data import table_tokenizers as tables
-from powertrain.data.documents import Document, in_batches
+from powertrain.data.documents import in_batches
 from powertrain.data.examples.trial import ends
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean, first_line
@@ -34,16 +34,17 @@ BPE_VOCABULARY, MOST_TOKENS = 4096, 2**25
 KINDS = ("char", "byte", "bpe")
 
 
-def make_tokenizer(kind: str, documents: Sequence[Document], vocabulary: int | None = None) -> Tokenizer:
-    """Return the tokenizer `kind`: "char" or "bpe" made from `documents`, "byte", or a folder that holds one.
+def make_tokenizer(kind: str, texts: Iterable[str], vocabulary: int | None = None, *, several: bool = False) -> Tokenizer:
+    """Return the tokenizer `kind`: "char" or "bpe" made from `texts`, "byte", or a folder that holds one.
+
+    `several` says that the texts are of several documents, behind each of which a char tokenizer has an end of text.
 
     `vocabulary` is the size of a bpe trained here (default 4096); data with little variety may give fewer tokens.
     Raises WrongUse if the kind is unknown, the folder holds no tokenizer, or a vocabulary is asked of another kind.
     """
     check_tokenizer(kind, vocabulary)
-    texts = [document.text for document in documents]
     if kind == "char":
-        return tables.CharTokenizer.of_texts(texts, with_end_of_text=len(documents) > 1)
+        return tables.CharTokenizer.of_texts(texts, with_end_of_text=several)
     if kind == "byte":
         return tables.ByteTokenizer()
     if kind == "bpe":
@@ -114,7 +115,7 @@ class _LibraryTokenizer:
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        pieces = [(number, piece) for number, text in enumerate(texts) for piece in self._pieces(text)]
+        pieces = [(number, piece) for number, text in enumerate(texts) for piece in self.cut(text)]
         parts: list[list[npt.NDArray[Any]]] = [[] for _ in texts]
         dtype = np.uint16 if self.vocabulary <= 2**16 else np.uint32
         for batch in in_batches(pieces, lambda piece: len(piece[1])):
@@ -122,12 +123,11 @@ class _LibraryTokenizer:
                 parts[number].append(np.array(ids, dtype=dtype))
         return [np.concatenate(part) if part else np.empty(0, dtype) for part in parts]
 
-    def _pieces(self, text: str) -> Iterable[str]:
-        return (text,)
+    def cut(self, text: str) -> list[str]:
+        """Return the text in pieces that are encoded as within it, whatever comes behind: the last may go on there."""
+        return [refuse_long(text)]
 
     def _encode_batch(self, texts: list[str]) -> Iterator[list[int]]:
-        for text in texts:
-            refuse_long(text)
         try:
             encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
@@ -162,14 +162,14 @@ class BytePairTokenizer(_LibraryTokenizer):
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary, min_frequency=2, special_tokens=[tables.END_OF_TEXT], show_progress=False,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-        library.train_from_iterator((refuse_long(piece) for text in texts for piece in exact_pieces(text)), trainer)
+        library.train_from_iterator((piece for text in texts for piece in exact_pieces(text)), trainer)
         return cls(library)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         return cls(_open_library(folder / "tokenizer.json"))
 
-    def _pieces(self, text: str) -> Iterable[str]:
+    def cut(self, text: str) -> list[str]:
         return exact_pieces(text)
 
     def save(self, folder: Path) -> None:
@@ -229,23 +229,23 @@ def refuse_long(text: str) -> str:
     return text
 
 
-def exact_pieces(text: str) -> Iterator[str]:
+def exact_pieces(text: str) -> list[str]:
     """Cut `text` where byte-level BPE encodes the pieces as it encodes the whole.
 
     Its pattern cannot match across a newline that follows a character that is no white space: only the white-space
     alternatives match a newline, and they begin at white space. Where there is no such place, the text is not cut.
     Source: the GPT-2 pattern in tokenizers' ByteLevel, ` ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+` and its siblings.
     """
-    start = 0
+    pieces, start = [], 0
     while len(text) - start > PIECE_CHARS:
         cut = text.find("\n", start + PIECE_CHARS)
         while cut > 0 and text[cut - 1].isspace():
             cut = text.find("\n", cut + 1)
         if cut < 0:
             break
-        yield text[start:cut]
+        pieces.append(refuse_long(text[start:cut]))
         start = cut
-    yield text[start:]
+    return [*pieces, refuse_long(text[start:])]
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from powertrain import planner
 from powertrain.data.example import Example
-from powertrain.data.examples.making import digest_file
 from powertrain.data.examples.store import Examples, ExampleStore
 from powertrain.data.publishing import key_of
+from powertrain.data.rows.folders import digest_file
 from powertrain.models.huggingface.hub import digest_weights
 from powertrain.records.phases import ScoringReference
 from powertrain.training.comparing import Comparing, StoredReference

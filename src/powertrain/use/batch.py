@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from powertrain.data.examples.making import digest_file
 from powertrain.data.order import pass_seed
-from powertrain.data.rows.folders import data_suffix, readable
+from powertrain.data.rows.folders import data_suffix, digest_file, readable
 from powertrain.data.rows.formats import turns_of
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Message, Rejected, Row

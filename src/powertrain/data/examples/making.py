@@ -1,9 +1,5 @@
 """How one source becomes a part of the example store: how its rows are read, what the key is made of, and the build.
 
-A digest says whether a source is still the same. Files up to 64 MiB are read whole. Of larger files the length, the time of
-the last change and samples from beginning to end are taken, so that opening a 2 GB store takes no longer than opening a small
-one; a copy with a new time counts as changed.
-
 A large source is tokenised by several processes. Its files are cut into stretches, each free process takes the next stretch,
 and the results are joined in order. A row's ids depend on that row alone, so the stored bytes do not depend on who did which
 stretch. A stretch begins and ends where a line does, and knows the number of its first line, so its rows have the origins
@@ -41,7 +37,7 @@ from powertrain.data.examples.templates import ChatTemplate
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.publishing import is_whole, key_of, publish
 from powertrain.data.rows.files import json_lines
-from powertrain.data.rows.folders import LINES, data_suffix, readable
+from powertrain.data.rows.folders import LINES, data_suffix, digest_file, readable
 from powertrain.data.rows.reading import local_files, read_rows
 from powertrain.data.rows.row import Rejected, Row
 from powertrain.data.rows.schemas import ANSWERS, Schema, find_schema
@@ -53,27 +49,12 @@ from powertrain.records.phases import Tell, Tokenising, TokenisingAlone
 if TYPE_CHECKING:
     from powertrain.recipe.schema import DataRecipe
 
-READ_WHOLE_BYTES = 64 << 20
-SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 FORMAT = 5                                   # of a part, and of all that decides its content
 OF_PAIRS = ("prompt", "chosen", "rejected")
 TEXTS = {"prompt_completion": ("prompt", "completion"), "preference": OF_PAIRS, "comparison": OF_PAIRS,
          "rating": ("prompt", "completion")}             # format -> columns that may be texts, which need no template
 ROWS_LOOKED_AT = 64                          # to find out what they mean
 PIECE_ROWS = 64                              # of a source whose files cannot be cut, which machines share row by row
-
-
-def digest_file(path: Path) -> str:
-    """Return the sha256 (hex) of a file's content, or of its length, time and samples if it is large."""
-    with readable(path), path.open("rb") as file:
-        stat = path.stat()
-        if stat.st_size <= READ_WHOLE_BYTES:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
-        for sample in range(SAMPLES):
-            file.seek((stat.st_size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True)

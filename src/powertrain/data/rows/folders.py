@@ -9,6 +9,7 @@ the files that describe a dataset: README, LICENSE and their like.
 
 import difflib
 import glob
+import hashlib
 import os
 import re
 import zlib
@@ -22,6 +23,8 @@ from powertrain.records.json_files import read_json
 
 CORPORA = ("stdlib", "shakespeare")          # named sources of text: data/documents.py
 SNIFFED_BYTES = 8000                         # git: buffer_is_binary looks at the first 8000 bytes
+READ_WHOLE_BYTES = 64 << 20                  # of a file, to know it again
+SAMPLES, SAMPLE_BYTES = 64, 1 << 16          # of a larger one
 
 
 @contextmanager
@@ -102,6 +105,22 @@ def looks_like_text(path: Path) -> bool:
     with readable(path), path.open("rb") as file:
         head = file.read(SNIFFED_BYTES)
     return bool(head) and b"\0" not in head
+
+
+def digest_file(path: Path) -> str:
+    """Return the sha256 (hex) of a file's content, or of its length, the time of its last change and samples if it is large.
+
+    Opening a large source takes no longer than opening a small one; a copy with a new time counts as changed.
+    """
+    with readable(path), path.open("rb") as file:
+        stat = path.stat()
+        if stat.st_size <= READ_WHOLE_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+        for sample in range(SAMPLES):
+            file.seek((stat.st_size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+        return digest.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------ parts
