@@ -48,6 +48,7 @@ LENGTHS, TOKENS = (128, 512, 2048, 8192, 32_768), 32_768             # of a step
 BATCHES, BATCH_BLOCK = (1, 4, 16, 64, 256), 256
 WARMED = 10**3               # rows of a run before: it measures the machine and compiles the kernels
 EXAMPLES = (10**4, 10**5, 10**6, 2 * 10**7)             # the last are more than 10 GB
+SCRATCH = ("data.tokenizer=byte", "model.layers=4", "model.width=128", "model.heads=2", "data.block=256")
 ORDERED = tuple(10**power for power in range(3, 10))
 EVENTS = (10**4, 10**5, 10**6)
 CHECKPOINTS = (1, 10, 100, 1000, 10**4)
@@ -73,10 +74,11 @@ def measure_models(materials: Materials, python: Path) -> None:
 
 
 def measure_rows(materials: Materials, python: Path) -> None:
-    """Measures files of more and more rows."""
+    """Measures files of more and more rows, each of which tunes a model and, up to a million, trains one from scratch."""
     del python
     store(materials, "growth-rows", lambda: {
-        "rows of text": [examples(materials, count) for count in (WARMED, *EXAMPLES)][1:]})
+        "rows of text": [examples(materials, tuned(materials), count) for count in (WARMED, *EXAMPLES)][1:],
+        "rows of text, from scratch": [examples(materials, SCRATCH, count) for count in (WARMED, *EXAMPLES[:-1])][1:]})
 
 
 def measure_runs(materials: Materials, python: Path) -> None:
@@ -147,11 +149,15 @@ def trained(materials: Materials, model: tuple[int, int], block: int, blocks: in
             "share_of_products": speed.median * plan["flops_per_token"] / plan["peak_flops_per_s"]}
 
 
-def examples(materials: Materials, count: int) -> dict[str, Any]:
+def tuned(materials: Materials) -> list[str]:
+    return ["method=lora", f"model.path={materials.llama}", "data.max_length=256", "data.long_examples=cut"]
+
+
+def examples(materials: Materials, of_model: Sequence[str], count: int) -> dict[str, Any]:
     """The start of a run on so many new rows, which prepares them, and of others on the same; memory of both."""
     rows, held = write_rows(materials, "text", count), list[tuple[int, int]]()
-    words = ["method=lora", f"model.path={materials.llama}", f"data={rows}", "train_batch_size=4", "data.max_length=256",
-             "data.long_examples=cut", "save_steps=0", "eval_steps=0", "sample.tokens=0", "max_steps=50", "logging_steps=1"]
+    words = [*of_model, f"data={rows}", "train_batch_size=4", "save_steps=0", "eval_steps=0", "sample.tokens=0", "max_steps=50",
+             "logging_steps=1"]
 
     def look(pid: int) -> None:
         held.append((resident_kib(pid) * 1024, resident_kib(pid, "RssAnon") * 1024))

@@ -168,7 +168,6 @@ def test_nothing_more_is_looked_at_where_no_prompt_is_small_enough(monkeypatch):
 @pytest.mark.parametrize("different", [400, 10**9])
 def test_the_split_is_that_of_all_prompts_at_once_and_takes_little_memory(different, monkeypatch):
     monkeypatch.setattr(sides, "AT_ONCE", 1000)
-    monkeypatch.setattr(sides, "MARKED_BITS", 10)
     monkeypatch.setattr(order, "DRAWN_AT_ONCE", 1000)
     prompts = np.random.default_rng(0).integers(0, different, 20_000).astype(np.uint64)
     distinct, group, counts = np.unique(prompts, return_inverse=True, return_counts=True)
@@ -182,7 +181,7 @@ def test_the_split_is_that_of_all_prompts_at_once_and_takes_little_memory(differ
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.tolist() == drawn[group].tolist()
-    assert taken < 30 * len(prompts) + (1 << sides.MARKED_BITS) + 200_000
+    assert taken < 30 * len(prompts) + 200_000
 
 
 def test_at_least_one_prompt_is_on_each_side_and_a_single_one_cannot_be_split():
@@ -407,10 +406,15 @@ def test_a_large_file_is_known_by_length_time_and_samples(tmp_path, monkeypatch)
     def digest(content, time_ns=stamp.st_mtime_ns):
         path.write_bytes(content)
         os.utime(path, ns=(time_ns, time_ns))
-        return folders.digest_file(path)
+        return folders.digests_of([path])[0]
 
     first = digest(b"x" * 50_000)
     assert digest(b"x" * 50_000) == first
     changed = [digest(b"x" * 50_001), digest(b"x" * 49_999 + b"y"), digest(b"y" + b"x" * 49_999),
                digest(b"x" * 50_000, stamp.st_mtime_ns + 1)]
     assert len({first, *changed}) == 5
+    many = [json_lines(tmp_path / f"{number}.jsonl", [{"text": "x" * 200}]) for number in range(60)]     # together as large
+    before = folders.digests_of(many)
+    os.utime(many[7], ns=(1, 1))
+    pairs = zip(before, folders.digests_of(many), strict=True)
+    assert [number for number, (one, other) in enumerate(pairs) if one != other] == [7]

@@ -69,8 +69,18 @@ def test_warm_up_ends_where_the_speed_is_reached_and_takes_a_quarter_of_a_sessio
 
 
 def test_smoothing_leaves_gaps_where_values_are_not_finite():
-    assert timeline.smoothed([1.0, math.nan, 3.0], 3) == [1.0, None, 3.0]
-    assert timeline.smoothed([1.0, 2.0, 900.0, 3.0, 4.0], 5, statistics.median)[2] == 3.0
+    assert timeline.rolling_mean([1.0, math.nan, 3.0], 3) == [1.0, None, 3.0]
+    assert timeline.rolling_median([1.0, 2.0, 900.0, 3.0, 4.0], 5)[2] == 3.0
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5, 99])
+def test_means_and_medians_are_those_of_the_finite_values_around(steps):
+    found = [math.nan if number % 7 == 3 else None if number % 11 == 5 else (number * 37 % 23) / 3 for number in range(60)]
+    near = [[value for value in found[max(0, place - steps // 2):place + steps // 2 + 1] if timeline.is_finite(value)]
+            for place in range(len(found))]
+    for rolling, middle in ((timeline.rolling_mean, statistics.fmean), (timeline.rolling_median, statistics.median)):
+        expected = [middle(values) if timeline.is_finite(value) else None for value, values in zip(found, near, strict=True)]
+        assert rolling(found, steps) == [value if value is None else pytest.approx(value) for value in expected]
 
 
 def evaluated(*losses: float) -> list[dict[str, Any]]:

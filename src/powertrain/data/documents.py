@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from powertrain.data.rows.files import FIELDS_NAMED, json_kind, parse_line
-from powertrain.data.rows.folders import CORPORA, LINES, digest_file, named_files, readable
+from powertrain.data.rows.folders import CORPORA, LINES, digests_of, named_files, readable
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
 from powertrain.records.json_files import replace_file
@@ -60,6 +60,10 @@ class Measured:
     hashes: array[int]                       # equal for equal texts
     text_bytes: int                          # UTF-8
     digest: str                              # sha256 of all texts in order
+
+    @property
+    def several(self) -> bool:
+        return len(self.characters) > 1
 
 
 def in_batches(items: Iterable[Item], characters: Callable[[Item], int], *, most_characters: int | None = None,
@@ -141,12 +145,12 @@ class Texts:
                            "give a source with text")
         return Measured(characters, hashes, size_bytes, digest.hexdigest())
 
-    def digest(self) -> str:
-        """Return the sha256 (hex) of the files' content, as digest_file takes it, or of a corpus."""
+    def fingerprint(self) -> list[str]:
+        """Return what changes with the content of the source, without reading all of large files."""
         if self.source in CORPORA:
-            return self.measured().digest
-        return hashlib.sha256("".join(f"{path.suffix} {digest_file(path)}\n" for path in named_files(self.source)).encode()
-                              ).hexdigest()
+            return [self.measured().digest]
+        files = named_files(self.source)
+        return [path.suffix + digest for path, digest in zip(files, digests_of(files), strict=True)]
 
 
 def read_documents(source: str, *, cache: Path, text_field: str = "text", max_chars: int | None = None) -> list[Document]:

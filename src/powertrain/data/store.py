@@ -118,7 +118,7 @@ def _key(data: DataRecipe, seed: int, texts: Texts) -> dict[str, Any]:
             ["folder", tokenizers.digest_files(tokenizers.tokenizer_files(Path(tokenizer).expanduser()))]
     return {
         "format": FORMAT,
-        "texts": texts.digest(),
+        "texts": texts.fingerprint(),
         "text_field": data.text_field,
         "max_chars": data.max_chars,
         "tokenizer": of_tokenizer,
@@ -139,10 +139,6 @@ class Made:
     split: Split
     tokenizer: Tokenizer
 
-    @property
-    def several(self) -> bool:
-        return len(self.measured.characters) > 1
-
 
 def _made(data: DataRecipe, seed: int, texts: Texts) -> Made:
     measured = texts.measured()
@@ -152,7 +148,7 @@ def _made(data: DataRecipe, seed: int, texts: Texts) -> Made:
     learned = (text for validates, text, _ in whole_pieces(runs_of(texts, split), tokenizers.exact_pieces) if not validates) \
         if data.tokenizer == "bpe" else (piece for document in texts for piece in document.pieces())
     return Made(texts, measured, split, tokenizers.make_tokenizer(
-        data.tokenizer, learned, data.vocabulary, several=len(measured.characters) > 1))
+        data.tokenizer, learned, data.vocabulary, several=measured.several))
 
 
 def _build(folder: Path, made: Made) -> dict[str, Any]:
@@ -190,10 +186,10 @@ def _batches(made: Made) -> Iterator[list[Piece]]:
 def _encoded(batch: Sequence[Piece], made: Made) -> EncodedPiece:
     """Return the tokens of a batch; an end of text follows each run of text if the source has several documents."""
     dtype, end_of_text = tokenizers.token_dtype(made.tokenizer.vocabulary), made.tokenizer.end_of_text
-    end = np.array([end_of_text] if made.several and end_of_text is not None else [], dtype=dtype)
+    end = np.array([end_of_text] if made.measured.several and end_of_text is not None else [], dtype=dtype)
     content, lengths, is_open = {side: bytearray() for side in SIDES}, list[int](), False
     for (validates, _, is_last), ids in zip(batch, made.tokenizer.encode_many([text for _, text, _ in batch]), strict=True):
-        tokens = np.concatenate([ids.astype(dtype, copy=False), end[:len(end) * is_last]])
+        tokens = np.concatenate([ids.astype(dtype, copy=False), end]) if is_last else ids.astype(dtype, copy=False)
         content[SIDES[validates]] += tokens.tobytes()
         if not validates:
             if is_open:

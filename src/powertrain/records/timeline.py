@@ -5,11 +5,13 @@ the time of day at which it was written, and steps are written several at a time
 seconds have passed, and the clock is set by the other events. What lies between is nobody's: it is `other`.
 """
 
+import bisect
+import itertools
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 from powertrain.records.events import End, Evaluated, Event, ModelSaved, Sample, Saved, Start, Step
@@ -82,7 +84,7 @@ class History:
         return {part: sum(spent.get(part, 0.0) for spent in self.spent) for part in PARTS
                 if any(spent.get(part) for spent in self.spent)}
 
-    @property
+    @cached_property
     def speeds(self) -> tuple[float | None, ...]:
         """Return the real tokens per second of each step."""
         return tuple(step.real_tokens / step.seconds if step.seconds > 0 else None for step in self.steps)
@@ -241,13 +243,27 @@ def quantile(found: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def smoothed(found: Sequence[float | None], steps: int,
-             middle: Callable[[Sequence[float]], float] = statistics.fmean) -> list[float | None]:
-    """Return the middle of the finite values around each, so many together, fewer at the ends; a gap stays a gap."""
-    known = [value if is_finite(value) else None for value in found]
-    around = [known[max(0, place - steps // 2):place + steps // 2 + 1] for place in range(len(known))]
-    return [None if here is None else middle([value for value in near if value is not None])
-            for here, near in zip(known, around, strict=True)]
+def rolling_mean(found: Sequence[float | None], steps: int) -> list[float | None]:
+    """Return the mean of the finite values around each, so many together, fewer at the ends; a gap stays a gap."""
+    sums = list(itertools.accumulate((value if is_finite(value) else 0.0 for value in found), initial=0.0))
+    counts = list(itertools.accumulate(map(is_finite, found), initial=0))
+    around = [(max(0, place - steps // 2), min(len(found), place + steps // 2 + 1)) for place in range(len(found))]
+    return [(sums[until] - sums[first]) / (counts[until] - counts[first]) if is_finite(value) else None
+            for value, (first, until) in zip(found, around, strict=True)]
+
+
+def rolling_median(found: Sequence[float | None], steps: int) -> list[float | None]:
+    """Return the median of the same values."""
+    near, medians = list[float](), list[float | None]()
+    for place in range(-(steps // 2), len(found)):
+        comes, goes = place + steps // 2, place - steps // 2 - 1
+        if comes < len(found) and is_finite(value := found[comes]):
+            bisect.insort(near, value)
+        if goes >= 0 and is_finite(value := found[goes]):
+            del near[bisect.bisect_left(near, value)]
+        if place >= 0:
+            medians.append((near[(len(near) - 1) // 2] + near[len(near) // 2]) / 2 if is_finite(found[place]) else None)
+    return medians
 
 
 def bins(count: int, most: int) -> list[tuple[int, int]]:

@@ -1,7 +1,6 @@
 """The figures of a run: what it learned, where its time went, how fast it was, and how its machine was used."""
 
 import itertools
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def loss(history: History) -> Figure | Missing:
     tokens = list(itertools.accumulate(step.tokens for step in steps))
     raw = [step.loss for step in steps]
     over = max(LEAST_SMOOTHED, round(len(steps) * SMOOTHED_SHARE)) | 1
-    mean = timeline.smoothed(raw, over)
+    mean = timeline.rolling_mean(raw, over)
     tokens_at = dict(zip((step.step for step in steps), tokens, strict=True))
     held_out = [(tokens_at.get(one.after_step, 0), one.at_s, one.event.loss) for one in evaluations]
     wall_s = history.wall_s
@@ -198,7 +197,7 @@ def throughput(history: History) -> Figure | Missing:
     low, middle, high = spread(found)
     over = max(5, round(len(speeds) * ROLLING_SHARE)) | 1
     warm = timeline.warm_ups(history)
-    rolling = timeline.smoothed(speeds, over, statistics.median)
+    rolling = timeline.rolling_median(speeds, over)
     happened = [(kind.kind, colour, tuple(float(one.after_step) for one in history.of(kind))) for kind, colour in MARKED]
     happened.append(("continued", "green", tuple(float(step) for step in history.sessions[1:])))
     marks: tuple[chart.Mark, ...] = (

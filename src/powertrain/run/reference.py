@@ -17,7 +17,7 @@ from powertrain import planner
 from powertrain.data.example import Example
 from powertrain.data.examples.store import Examples, ExampleStore
 from powertrain.data.publishing import key_of
-from powertrain.data.rows.folders import digest_file
+from powertrain.data.rows.folders import digests_of
 from powertrain.models.huggingface.hub import digest_weights
 from powertrain.records.phases import ScoringReference
 from powertrain.training.comparing import Comparing, StoredReference
@@ -77,6 +77,6 @@ def _key(recipe: Recipe, facts: Facts, plan: Plan, store: ExampleStore) -> dict[
         "format": FORMAT, "examples": [part.folder.name for part in store.parts], "max_length": store.max_length,
         "model": model.digest or digest_weights(Path(model.path)) or model.path, "provider": model.provider,
         "revision": recipe.model.revision,
-        "adapter": adapter and [digest_file(Path(adapter) / name) for name in ADAPTER_FILES],
+        "adapter": adapter and digests_of([Path(adapter) / name for name in ADAPTER_FILES]),
         "frozen": [model.frozen_dtype, recipe.quantisation.model_dump() if recipe.method == "qlora" else None],
         "dtype": planner.workload_of(facts, plan).dtype, "rows": store.kind}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from powertrain.data.order import pass_seed
-from powertrain.data.rows.folders import data_suffix, digest_file, readable
+from powertrain.data.rows.folders import data_suffix, digests_of, readable
 from powertrain.data.rows.formats import turns_of
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Message, Rejected, Row
@@ -158,7 +158,7 @@ def _settings(opened: OpenedModel, path: Path, asking: Asking) -> dict[str, Any]
     """Return all that decides the answers, and not how fast they are computed."""
     told = asdict(asking)
     del told["at_once"]
-    return {"prompts": digest_file(path), "model": str(opened.found.path.resolve()), "base": opened.found.base, **told}
+    return {"prompts": digests_of([path])[0], "model": str(opened.found.path.resolve()), "base": opened.found.base, **told}
 
 
 @contextmanager

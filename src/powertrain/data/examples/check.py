@@ -24,7 +24,7 @@ Lengths = npt.NDArray[np.int64]
 def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> ExampleCheck:
     """Return all counts and findings. Raises WrongUse if there is no example to train on."""
     refuse_no_training(store)
-    lengths, trained = store.training.lengths, store.training.trained
+    lengths = store.training.lengths
     sources = store.source_lengths[store.training.indices]
     grids = [lengths - sources, sources] if store.kind == "pair" else [lengths]
     orders = {"as drawn, padded": epoch_order(seed, 0, len(lengths)),
@@ -44,7 +44,7 @@ def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> 
         length_quantiles=length_quantiles(lengths, CHECKED),
         histogram=histogram(lengths), train_batch_size=train_batch_size,
         padding_shares={**shares, "packed end to end": 0.0},
-        epoch_tokens=int(lengths.sum()), epoch_trained_tokens=int(trained.sum()))
+        epoch_tokens=int(lengths.sum()), epoch_trained_tokens=store.epoch.trained_tokens)
 
 
 def histogram(lengths: Lengths) -> tuple[Bar, ...]:

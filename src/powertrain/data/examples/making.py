@@ -37,7 +37,7 @@ from powertrain.data.examples.templates import ChatTemplate
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.publishing import is_whole, key_of, publish
 from powertrain.data.rows.files import json_lines
-from powertrain.data.rows.folders import LINES, data_suffix, digest_file, readable
+from powertrain.data.rows.folders import LINES, data_suffix, digests_of, readable, size_of
 from powertrain.data.rows.reading import local_files, read_rows
 from powertrain.data.rows.row import Rejected, Row
 from powertrain.data.rows.schemas import ANSWERS, Schema, find_schema
@@ -86,8 +86,8 @@ class Reading:
         if files is None:
             for row in self.rows(source, self.data.max_examples):
                 digest.update(repr(row).encode(errors="surrogatepass"))
-        for file in files or ():
-            digest.update(f"{file}\0{digest_file(file)}\0".encode(errors="surrogatepass"))
+        for file, content in zip(files or (), digests_of(files or ()), strict=True):
+            digest.update(f"{file}\0{content}\0".encode(errors="surrogatepass"))
         return digest.hexdigest()
 
 
@@ -254,11 +254,7 @@ def further_processes(files: Sequence[Path], shards: int = 1) -> int:
 
     There are none for few bytes or on one core.
     """
-    size_bytes = 0
-    for path in files:
-        with readable(path):
-            size_bytes += path.stat().st_size
-    return min(usable_cpus() - 1, size_bytes // shards // EACH_BYTES, MOST_FURTHER) if sys.executable else 0
+    return min(usable_cpus() - 1, size_of(files) // shards // EACH_BYTES, MOST_FURTHER) if sys.executable else 0
 
 
 def write_together(writer: PartWriter | PieceWriter, stretches: Iterable[Stretch], work: Work, further: int,

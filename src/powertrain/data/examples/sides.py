@@ -12,7 +12,6 @@ from powertrain.data.order import SPLIT_STREAM, draw_share, draw_tokens, seeded_
 from powertrain.records import WrongUse
 
 AT_ONCE = 1 << 20            # examples of which numbers are in memory
-MARKED_BITS = 24             # 16 MiB
 
 
 def held_out(prompts: npt.NDArray[np.uint64], share: float, seed: int) -> npt.NDArray[np.bool_]:
@@ -34,14 +33,10 @@ def held_out(prompts: npt.NDArray[np.uint64], share: float, seed: int) -> npt.ND
 
 def is_among(prompts: npt.NDArray[np.uint64], known: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """Return (N,) whether each of `prompts` is one of `known`, which are in order."""
-    found, marked = np.zeros(len(prompts), dtype=np.bool_), np.zeros(1 << MARKED_BITS, dtype=np.bool_)
-    last_bits = np.uint64(len(marked) - 1)
-    marked[known & last_bits] = True         # most prompts are none of them by their last bits already
+    found = np.zeros(len(prompts), dtype=np.bool_)
     for first in range(0, len(prompts), AT_ONCE):
         some = prompts[first:first + AT_ONCE]
-        maybe = np.flatnonzero(marked[some & last_bits])
-        places = np.searchsorted(known, some[maybe])
-        found[first + maybe] = known[np.minimum(places, len(known) - 1)] == some[maybe]
+        found[first:first + AT_ONCE] = known[np.minimum(np.searchsorted(known, some), len(known) - 1)] == some
     return found
 
 

@@ -60,12 +60,6 @@ class Examples(StoredExamples):
         """Return the tokens (examples,) that the model reads of each."""
         return lengths_of(self.store.parts, self.indices)
 
-    @property
-    def trained(self) -> npt.NDArray[np.int64]:
-        """Return the number of targets (examples,) of each."""
-        found: npt.NDArray[np.int64] = self.store.trained[self.indices]
-        return found
-
 
 @dataclass(frozen=True, eq=False)
 class ExampleStore:

@@ -23,8 +23,8 @@ from powertrain.records.json_files import read_json
 
 CORPORA = ("stdlib", "shakespeare")          # named sources of text: data/documents.py
 SNIFFED_BYTES = 8000                         # git: buffer_is_binary looks at the first 8000 bytes
-READ_WHOLE_BYTES = 64 << 20                  # of a file, to know it again
-SAMPLES, SAMPLE_BYTES = 64, 1 << 16          # of a larger one
+READ_WHOLE_BYTES = 64 << 20                  # of files, to know them again
+SAMPLES, SAMPLE_BYTES = 64, 1 << 16          # of larger ones, and at least two of each
 
 
 @contextmanager
@@ -107,18 +107,32 @@ def looks_like_text(path: Path) -> bool:
     return bool(head) and b"\0" not in head
 
 
-def digest_file(path: Path) -> str:
-    """Return the sha256 (hex) of a file's content, or of its length, the time of its last change and samples if it is large.
+def digests_of(paths: Sequence[Path]) -> list[str]:
+    """Return the sha256 (hex) of each file's content, or of its length, the time of its last change and samples of it.
 
-    Opening a large source takes no longer than opening a small one; a copy with a new time counts as changed.
+    The latter where all files together are large: to open them takes no longer then; a copy with a new time counts as changed.
     """
+    samples = max(2, SAMPLES // len(paths)) if size_of(paths) > READ_WHOLE_BYTES else 0
+    return [_digest_of(path, samples) for path in paths]
+
+
+def size_of(paths: Sequence[Path]) -> int:
+    """Return the bytes of all files together."""
+    size_bytes = 0
+    for path in paths:
+        with readable(path):
+            size_bytes += path.stat().st_size
+    return size_bytes
+
+
+def _digest_of(path: Path, samples: int) -> str:
     with readable(path), path.open("rb") as file:
-        stat = path.stat()
-        if stat.st_size <= READ_WHOLE_BYTES:
+        if not samples:
             return hashlib.file_digest(file, "sha256").hexdigest()
+        stat = path.stat()
         digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
-        for sample in range(SAMPLES):
-            file.seek((stat.st_size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+        for sample in range(samples):
+            file.seek(max(0, stat.st_size - SAMPLE_BYTES) * sample // (samples - 1))
             digest.update(file.read(SAMPLE_BYTES))
         return digest.hexdigest()
 
