@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.cost.fitting import total_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, find_runner, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
-    from powertrain.training.setup import Setup
 
 KEPT = ("bmm_attention", "ragged_attention", "_scaled_dot_product_", "_varlen_attn")     # operators that mix tokens
 

@@ -1,18 +1,13 @@
 """Allocator: let freed memory be reused by the next step instead of going back to the system."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.models.kernels import build, pool
 from powertrain.records import Effect, Hardware, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Setup, Technique
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)

@@ -12,14 +12,13 @@ from powertrain.cost.workload import attention_of
 from powertrain.models.kernels import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal
 from powertrain.shapes import gpu_attention
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Setup, Technique, name_of
 
 if TYPE_CHECKING:
     import torch
 
     from powertrain.cost.workload import Workload
     from powertrain.models.kernels.attention import Attention
-    from powertrain.training.setup import Setup
 
 KERNELS = ("math", "bmm", "ragged", "sdpa", "varlen")        # the function of each is NAME_attention, in models/kernels
 # the step's time with bmm over that with sdpa, for documents of one length and of all lengths, and with ragged over bmm

@@ -24,8 +24,9 @@ from powertrain.training.optimizers import OPTIMIZERS, Row
 if TYPE_CHECKING:
     from powertrain.models.kernels.frozen import Coarse
     from powertrain.recipe import Recipe
-    from powertrain.training.setup import Setup
-
+    from powertrain.training.setup import Setup as Setup
+else:
+    Setup = Any                              # only annotations name it: its file loads torch, which planning does without
 
 T = TypeVar("T")
 # the classes of work that a step's time is divided into (evidence/profile.py measures them)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.models.kernels import build
 from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.shapes import DTYPE_BYTES
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Setup, Technique, name_of
 from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.models.kernels.losses import RowsLoss, Terms
     from powertrain.models.model import Model
-    from powertrain.training.setup import Setup
 
 LOGIT_COPIES_BYTES = 12      # per logit, plain under autocast: compute type, fp32 copy, and the gradient of it
 WORTH_BYTES = 64 << 20       # below this the logits are small beside everything else

@@ -1,16 +1,10 @@
 """Context parallelism: several processes divide the tokens of one long document. It is not built, and always refuses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from powertrain.cost.fitting import longest_example
 from powertrain.records import NotApplied, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,14 @@
 """CUDA graph: forward and backward pass recorded once at a constant shape, then replayed with one call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.cost.fitting import longest_example, wanted_tokens
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
 from powertrain.records.sizes import digits
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
 from powertrain.training.objectives import objective_of
-
-if TYPE_CHECKING:
-
-    from powertrain.training.setup import Setup
 
 LOOKED_AT = 4                # steps whose passes the constant shape is taken from
 STUDY = "2026-11-25_gpu-h100"

@@ -1,16 +1,11 @@
 """Data parallelism: several processes compute the passes of each step, and sum the gradients before the update."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.cost.estimate import estimate
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, UnknownFact, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Setup, Technique
 
 MIB = 2**20
 FP32_BYTES = 4

@@ -1,18 +1,13 @@
 """Dequantised cache: as many blocks of a 4-bit base as fit are made whole once, and not for each product."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.cost.fitting import total_bytes
 from powertrain.records import NotApplied, Proposal, Refusal, Why
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique
 
 ROOM = 0.4                   # share of the free memory that plan and cache together may take: passes want the rest
 

@@ -1,16 +1,10 @@
 """8-bit AdamW, and 8-bit Lion: the moments take one byte each instead of four."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from powertrain.cost.weights import state_bytes
 from powertrain.records import NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, OptimizerForm, PlannedRun
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import Exactness, OptimizerForm, PlannedRun, Setup
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.weights import trained_weights
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why, WrongUse
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS, Optimizer
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from powertrain.training.setup import Setup
 
 GAIN, STUDY = (0.95, 0.97), "2026-11-27_flat-char-cpu"
 

@@ -1,15 +1,9 @@
 """Four-bit base: the frozen weights in 4 bits, for models that would not fit otherwise."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import GIB, Exactness, PlannedRun, Technique
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import GIB, Exactness, PlannedRun, Setup, Technique
 
 BITS = {True: 4.13, False: 4.5}              # a weight with its share of the scales, by whether those are quantised too
 LIBRARY = "Linear4bit"       # bitsandbytes' module, in models that other libraries compute

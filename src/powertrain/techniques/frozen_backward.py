@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, find_runner, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
-    from powertrain.training.setup import Setup
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.shapes import DTYPE_BYTES
-from powertrain.techniques.base import GIB, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import GIB, Exactness, PlannedRun, Setup, Technique
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from powertrain.models.kernels.frozen import FrozenLinear
-    from powertrain.training.setup import Setup
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}      # our names, and those of torch
 STUDY = "2026-11-21_ablation-docstrings"

@@ -1,17 +1,12 @@
 """Fused AdamW, and fused SGD: update every parameter of a group in one kernel instead of about ten operations each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.cost.weights import update_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
 
 ADAPTERS_STUDY = "2026-11-21_ablation-docstrings"    # on a CPU: adapters are a small part of a step
 TAKES_DIVIDED = ("adamw",)   # optimizers whose fused update torch has for DTensors

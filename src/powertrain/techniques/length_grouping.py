@@ -1,18 +1,13 @@
 """Length grouping: sort a step's examples by length before they are cut into padded passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.cost.workload import padding_share
+from powertrain.data.example import Example
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique, name_of
-
-if TYPE_CHECKING:
-    from powertrain.data.example import Example
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Setup, Technique, name_of
 
 WORTH_IT = 0.02              # share of the slots that must be saved
 

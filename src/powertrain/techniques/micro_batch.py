@@ -1,20 +1,14 @@
 """Micro-batch size: split the optimizer step into forward passes that fit the memory and the caches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Self
 
 from powertrain.cost import fitting
+from powertrain.cost.workload import Workload
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
-
-if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.training.setup import Setup
-
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Setup, Technique
 
 TRIED = 3                    # sizes, when measuring has to choose
 
@@ -82,7 +76,7 @@ class MicroBatch(Technique):
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, micro_batch=min(self.examples, workload.examples), packed_tokens=None)
 
-    def halved(self) -> MicroBatch | None:
+    def halved(self) -> Self | None:
         return None if self.examples == 1 else replace(self, examples=-(-self.examples // 2))
 
 

@@ -1,22 +1,16 @@
 """Packing: examples of unequal lengths laid end to end, in passes of about equal work, with no padding anywhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Self
 
 from powertrain.cost.fitting import fitting_tokens, longest_example, wanted_tokens
-from powertrain.cost.workload import padding_share
+from powertrain.cost.workload import Workload, padding_share
+from powertrain.data.example import Example, collate_filled, real_documents
 from powertrain.data.order import pack
 from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique, name_of
-
-if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.data.example import Example
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Setup, Technique, name_of
 
 ROOMY = 1.1                  # of a step's mean tokens: what passes of one size have room for
 LEAST_TOKENS = 64            # of a pass, however little memory there is: less is all overhead
@@ -88,8 +82,6 @@ class Packing(Technique):
         return replace(setup, collate=self.collate, arrange=self.arrange)
 
     def confirm(self, setup: Setup) -> None:
-        from powertrain.data.example import real_documents
-
         passes = setup.prepare(0)
         padding = max(batch.padding_tokens for batch in passes)
         if padding >= self.multiple or getattr(setup.collate, "__self__", None) != self:
@@ -107,7 +99,7 @@ class Packing(Technique):
         micro_batch = max(1, min(workload.examples, self.tokens // workload.block))
         return replace(workload, micro_batch=micro_batch, packed_tokens=self.tokens, fill_multiple=self.multiple)
 
-    def halved(self) -> Packing | None:
+    def halved(self) -> Self | None:
         if self.tokens <= LEAST_TOKENS:
             return None
         tokens = max(LEAST_TOKENS, self.tokens // 2)
@@ -118,8 +110,6 @@ class Packing(Technique):
 
     def collate(self, examples: Sequence[Example]) -> Batch:
         """Return the examples end to end, filled up to a multiple."""
-        from powertrain.data.example import collate_filled
-
         return collate_filled(examples, self.multiple)
 
     def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:

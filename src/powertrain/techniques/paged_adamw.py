@@ -1,17 +1,11 @@
 """Paged AdamW: moments in memory that the GPU's driver moves out to the host when the GPU runs short."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from powertrain.cost.weights import state_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.records.sizes import memory
-from powertrain.techniques.base import Exactness, OptimizerForm, PlannedRun
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import Exactness, OptimizerForm, PlannedRun, Setup
 
 
 @dataclass(frozen=True)

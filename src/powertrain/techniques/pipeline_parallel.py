@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.cost.pipeline import bubble, stage_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import NotApplied, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, GIB, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, GIB, Exactness, PlannedRun, Setup, Technique
 from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from powertrain.training.setup import Setup
 
 APART = 1e-2                 # of losses and norms of the same passes, summed in another order, with products in bf16
 

@@ -10,14 +10,13 @@ from powertrain.cost.fitting import Link, added_s, hidden_bytes, lightest_that_f
 from powertrain.cost.work import recompute_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of, run_one_pass
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of, run_one_pass
 
 if TYPE_CHECKING:
     import torch
 
     from powertrain.models.kernels.fused.block import HandWritten
     from powertrain.models.kernels.fused.saving import Saving
-    from powertrain.training.setup import Setup
 
 ACTIONS = ("keep", "recompute", "offload")
 KINDS = ("inner", "heads", "mixed", "normalised")            # as models/kernels/fused/saving.py explains them

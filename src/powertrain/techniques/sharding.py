@@ -1,20 +1,15 @@
 """Sharding: several processes divide weights, gradients and optimizer state among them, and gather weights block by block."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from powertrain.cost.fitting import planned_room_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
 
 STAGES = (1, 2, 3)           # of ZeRO: the optimizer's state is divided; gradients too; weights too
 APART = 1e-2                 # of losses and norms of the same passes, summed in another order, with products in bf16

@@ -1,17 +1,12 @@
 """Shared prompt: the prompt of a pair is computed once, and both answers attend to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from powertrain.cost.workload import Workload
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Setup, Technique
+from powertrain.training.comparing import Comparing
 from powertrain.training.objectives import objective_of
-
-if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.training.setup import Setup
 
 WORTH_SHARE = 0.03           # of the tokens: what gathering keys and values for attention may cost
 CHANGING = ("phi3",)         # families whose positions may depend on a document's length (longrope)
@@ -57,8 +52,6 @@ class SharedPrompt(Technique):
         return cls(share).on(shown, Effect((1 - share, 1 - share / 2), 0, basis=basis), numbers=numbers)
 
     def apply(self, setup: Setup) -> Setup:
-        from powertrain.training.comparing import Comparing
-
         assert isinstance(setup.objective, Comparing)
         return replace(setup, objective=replace(setup.objective, shares_prompts=True))
 

@@ -1,18 +1,14 @@
 """Stored reference: the frozen reference's log-probabilities, computed once and kept beside the examples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.records.sizes import memory
 from powertrain.shapes import FP32
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Setup, Technique
+from powertrain.training import comparing
 from powertrain.training.objectives import objective_of
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
 
 FORWARD_SHARE = 1 / 3        # of a step's products, where all weights are trained: forward, and twice that backward
 FROZEN_SHARE = 1 / 2         # where most are frozen and get no gradient
@@ -58,14 +54,10 @@ class StoredReference(Technique):
         return cls().on(f"{work}, and keep {kept}", Effect((1 / (1 + share), 1.0), -copy_bytes, basis=basis), numbers=numbers)
 
     def apply(self, setup: Setup) -> Setup:
-        from powertrain.training import comparing
-
         assert isinstance(setup.objective, comparing.Comparing)
         return replace(setup, objective=replace(setup.objective, reference=comparing.StoredReference()))
 
     def confirm(self, setup: Setup) -> None:
-        from powertrain.training import comparing
-
         found = getattr(setup.objective, "reference", None)
         if not isinstance(found, comparing.StoredReference):
             raise NotApplied(f"stored_reference: the objective {setup.objective.name} has the reference {type(found).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,11 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
     from powertrain.training.tensor_parallel import TensorParallel as Division
 
 APART = 1e-2                 # of losses and norms of the same passes, of products in bf16 that are summed in another order
@@ -143,8 +143,6 @@ def _need(run: PlannedRun, **changes: int) -> Need:
 
 def _whole_elements(weight: Any) -> int:
     """Return the elements of the whole weight, of which this process may hold a part."""
-    import math
-
     from powertrain.training.sharded import whole_shape
 
     return math.prod(whole_shape(weight))

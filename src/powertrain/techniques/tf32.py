@@ -1,17 +1,12 @@
 """TF32: let tensor cores multiply fp32 matrices, rounding their inputs to 10 bits of mantissa."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.cost.precision import unit_of
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique
 
 
 @dataclass(frozen=True)

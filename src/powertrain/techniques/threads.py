@@ -1,18 +1,12 @@
 """Threads: as many as there are physical cores for this process, no more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
-
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique
 
 FEW_CORES = 4                # up to here every number of threads is worth a try
 MOST_THREADS = 4096          # of a process, on any machine

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.cost.estimate import COMPILER_PARTS
 from powertrain.cost.fitting import longest_example
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner, name_of, run_one_pass
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, find_runner, name_of, run_one_pass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
-    from powertrain.training.setup import Setup
 
 COMPILE_S = {"cpu": 20.0, "cuda": 40.0}      # guess: one block, forward and backward, nothing cached
 GAIN = {"cpu": (0.9, 1.0), "cuda": (0.7, 0.95)}
