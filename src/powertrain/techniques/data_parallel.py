@@ -9,7 +9,6 @@ from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Setup,
 
 MIB = 2**20
 FP32_BYTES = 4
-APART = 1e-2                 # of two norms of the same gradients, summed in another order, with products in bf16
 
 
 @dataclass(frozen=True)
@@ -66,20 +65,14 @@ class DataParallel(Technique):
         """Sums the gradients of a step's first passes over all processes, and holds their norm against a process's own."""
         import torch
 
-        from powertrain.training.loop import backward
-        from powertrain.training.ranks import joined
+        from powertrain.training.loop import APART, run_first_passes
+        from powertrain.training.ranks import joined_as_planned
 
-        ranks = joined()
-        if ranks.world != self.processes:
-            raise NotApplied(f"data_parallel: the plan is for {self.processes} processes, and this run has {ranks.world}")
-        examples = setup.examples_of(0)[:self.processes * setup.micro_batch]
+        ranks = joined_as_planned(self.name, self.processes)
         parameters = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
         norms = []
         for part in (setup, replace(setup, ranks=ranks)):
-            batches = [batch.to(setup.device) for batch in part.passes(examples)]
-            units = sum(setup.objective.units(batch) for batch in batches)
-            backward(part, torch.amp.GradScaler(setup.device.type, enabled=False), batches, part.ranks.total(units)[0])
-            part.ranks.sum_step(parameters, [])
+            run_first_passes(part, self.processes, parameters)
             norms.append(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).item())
             for parameter in parameters:
                 parameter.grad = None

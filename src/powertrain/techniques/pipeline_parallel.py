@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-APART = 1e-2                 # of losses and norms of the same passes, summed in another order, with products in bf16
-
 
 @dataclass(frozen=True)
 class PipelineParallel(Technique):
@@ -81,12 +79,11 @@ class PipelineParallel(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Look at what this process holds, and compare a step's loss and the first block's norm with those before dividing."""
+        from powertrain.training.loop import check_alike
         from powertrain.training.pipeline import Staged, stage_of
-        from powertrain.training.ranks import joined
+        from powertrain.training.ranks import joined_as_planned
 
-        ranks, model = joined(), setup.model
-        if ranks.world != self.processes:
-            raise NotApplied(f"pipeline_parallel: the plan is for {self.processes} processes, and this run has {ranks.world}")
+        ranks, model = joined_as_planned(self.name, self.processes), setup.model
         if not isinstance(model, Staged) or setup.as_stage is None:
             raise NotApplied("pipeline_parallel: the blocks are not divided")
         wrong = [name for name, weight in model.named_parameters()
@@ -94,11 +91,8 @@ class PipelineParallel(Technique):
         wrong += [name for name, part in model.elsewhere.items() if not all(weight.is_meta for weight in part.parameters())]
         if wrong:
             raise NotApplied(f"pipeline_parallel: this process holds {', '.join(wrong[:3])} of other stages")
-        for what, one, other in zip(("a loss", "the norm of the first block's gradients"), model.alone,
-                                    _figures_staged(setup, self.processes), strict=True):
-            if not abs(one - other) <= APART * one:
-                raise NotApplied(f"pipeline_parallel: a step in stages has {what} of {other:.4g}, and that of one process is "
-                                 f"{one:.4g}")
+        check_alike("pipeline_parallel: a step in stages", "the norm of the first block's gradients", model.alone,
+                    _figures_staged(setup, self.processes))
 
 
 def _cannot_be_staged(run: PlannedRun, stages: int) -> str | None:
@@ -130,8 +124,9 @@ def _figures_alone(setup: Setup, examples: int) -> tuple[float, float]:
     """Return loss and the norm of the first trained block's gradients of a few examples, by the whole model."""
     import torch
 
-    batches = [batch.to(setup.device) for batch in setup.passes(setup.examples_of(0)[:examples * setup.micro_batch])]
-    units = sum(setup.objective.units(batch) for batch in batches)
+    from powertrain.training.loop import first_passes
+
+    batches, units = first_passes(setup, examples)
     weights = _first_trained(setup.model)
     loss, sums = 0.0, [torch.zeros_like(weight) for weight in weights]
     for batch in batches:
@@ -146,12 +141,11 @@ def _figures_staged(setup: Setup, examples: int) -> tuple[float, float]:
     """Return the same of the same examples, in stages."""
     import torch
 
-    from powertrain.training.loop import backward
+    from powertrain.training.loop import backward, first_passes
     from powertrain.training.ranks import joined
 
     part = setup.shared_by(joined())
-    batches = [batch.to(setup.device) for batch in part.passes(setup.examples_of(0)[:examples * setup.micro_batch])]
-    units = sum(setup.objective.units(batch) for batch in batches)
+    batches, units = first_passes(part, examples)
     means = backward(part, torch.amp.GradScaler(setup.device.type, enabled=False), batches, units)
     own = _first_trained(setup.model) if part.ranks.is_writer else []
     norm = torch.nn.utils.get_total_norm([weight.grad for weight in own if weight.grad is not None])

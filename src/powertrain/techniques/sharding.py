@@ -11,8 +11,8 @@ from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
+DIVIDED = "sharding: a divided step"
 STAGES = (1, 2, 3)           # of ZeRO: the optimizer's state is divided; gradients too; weights too
-APART = 1e-2                 # of losses and norms of the same passes, summed in another order, with products in bf16
 NO_DEEPSPEED = ("techniques.sharding.engine='deepspeed' needs DeepSpeed, which is not installed here; "
                 'pip install "powertrain[deepspeed]", or use techniques.sharding.engine=fsdp')
 ONLY_FSDP = ("techniques.sharding.engine='deepspeed' divides in stages 1 and 2 without replicas: in stage 3 DeepSpeed "
@@ -109,12 +109,11 @@ class Sharding(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Look at what this process holds, and compare a divided step's loss and a block's norm with those of one process."""
-        from powertrain.training.ranks import joined
+        from powertrain.training.loop import check_alike
+        from powertrain.training.ranks import joined_as_planned
         from powertrain.training.sharded import parts_of
 
-        ranks = joined()
-        if ranks.world != self.processes:
-            raise NotApplied(f"sharding: the plan is for {self.processes} processes, and this run has {ranks.world}")
+        joined_as_planned(self.name, self.processes)
         if self.engine == "deepspeed":
             _confirm_deepspeed(setup, self.processes)
             return
@@ -125,36 +124,29 @@ class Sharding(Technique):
                     if weight.to_local().shape[0] > -(-weight.shape[0] // self.shards)]  # type: ignore[attr-defined]
         if too_long:
             raise NotApplied(f"sharding: this process holds more than 1 / {self.shards} of {', '.join(too_long[:3])}")
-        _compare(_alone(setup, self.processes), _divided(setup, self.processes), "the norm of a block's gradients")
+        check_alike(DIVIDED, "the norm of a block's gradients", _alone(setup, self.processes), _divided(setup, self.processes))
 
 
 def _confirm_deepspeed(setup: Setup, processes: int) -> None:
     """Look at the part of the state that this process updates, and compare loss and norm with those of one process."""
     import torch
 
-    from powertrain.training.loop import new_state
+    from powertrain.training.loop import check_alike, new_state, run_first_passes
     from powertrain.training.ranks import joined
     from powertrain.training.setup import run_eagerly
 
     trained = [weight for weight in setup.model.parameters() if weight.requires_grad]
-    loss = _few_passes(replace(setup, run_pass=run_eagerly), processes)
+    loss = run_first_passes(replace(setup, run_pass=run_eagerly), processes)
     expected = loss, torch.nn.utils.get_total_norm([weight.grad for weight in trained if weight.grad is not None]).item()
     setup.model.zero_grad(set_to_none=True)
     optimizer: Any = new_state(setup, 0.0).optimizer
-    found = _few_passes(setup.shared_by(joined()), processes), optimizer.clip(0.0).item()
+    found = run_first_passes(setup.shared_by(joined()), processes), optimizer.clip(0.0).item()
     held, most = optimizer.own_elements, sum(weight.numel() for weight in trained) / processes
     setup.sharding.leave()  # type: ignore[union-attr]
     setup.model.zero_grad(set_to_none=True)
     if held > most + 4 * processes:          # groups are filled up to a multiple of 2 * processes
         raise NotApplied(f"sharding: this process updates {held:,} elements, and 1 / {processes} are {most:,.0f}")
-    _compare(expected, found, "the norm of all gradients")
-
-
-def _compare(expected: tuple[float, float], found: tuple[float, float], norm: str) -> None:
-    """Raise NotApplied where loss or norm of a divided step are not those of one process."""
-    for what, one, other in zip(("a loss", norm), expected, found, strict=True):
-        if not abs(one - other) <= APART * one:
-            raise NotApplied(f"sharding: a divided step has {what} of {other:.4g}, and that of one process is {one:.4g}")
+    check_alike(DIVIDED, "the norm of all gradients", expected, found)
 
 
 def _least_exchanged(run: PlannedRun) -> tuple[int, int]:
@@ -190,10 +182,12 @@ def _alone(setup: Setup, examples: int) -> tuple[float, float]:
     """Return loss and the norm of the last block's gradients of a few examples, of which this process computes all passes."""
     import torch
 
+    from powertrain.training.loop import run_first_passes
+
     block = _last_trained_block(setup)
     block.set_requires_gradient_sync(False, recurse=False)  # its gradients stay whole, and this process's own
     block.set_reshard_after_backward(False, recurse=False)
-    loss = _few_passes(setup, examples)
+    loss = run_first_passes(setup, examples)
     gradients = [weight.grad for weight in block.parameters() if weight.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).item()
     for weight in block.parameters():
@@ -209,27 +203,15 @@ def _divided(setup: Setup, examples: int) -> tuple[float, float]:
     """Return the same of the same examples, whose passes all processes share."""
     import torch
 
+    from powertrain.training.loop import run_first_passes
     from powertrain.training.ranks import joined
     from powertrain.training.sharded import summed
 
-    loss = _few_passes(setup.shared_by(joined()), examples)
+    loss = run_first_passes(setup.shared_by(joined()), examples)
     gradients = [weight.grad for weight in _last_trained_block(setup).parameters() if weight.grad is not None]
     norm = summed(torch.nn.utils.get_total_norm(gradients)).item()
     setup.model.zero_grad(set_to_none=True)
     return loss, norm
-
-
-def _few_passes(setup: Setup, examples: int) -> float:
-    """Run the passes of the first step's first examples forward and backward; return their loss, of all processes."""
-    import torch
-
-    from powertrain.training.loop import backward
-
-    batches = [batch.to(setup.device) for batch in setup.passes(setup.examples_of(0)[:examples * setup.micro_batch])]
-    units = setup.ranks.total(sum(setup.objective.units(batch) for batch in batches))[0]
-    means = backward(setup, torch.amp.GradScaler(setup.device.type, enabled=False), batches, units)
-    setup.ranks.sum_step([], means.values())
-    return means["loss"].item()
 
 
 def _last_trained_block(setup: Setup) -> Any:

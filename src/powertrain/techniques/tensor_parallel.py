@@ -17,8 +17,6 @@ from powertrain.training.optimizers import OPTIMIZERS
 if TYPE_CHECKING:
     from powertrain.training.tensor_parallel import TensorParallel as Division
 
-APART = 1e-2                 # of losses and norms of the same passes, of products in bf16 that are summed in another order
-
 
 @dataclass(frozen=True)
 class TensorParallel(Technique):
@@ -91,22 +89,18 @@ class TensorParallel(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Look at what this process holds, and compare a divided step's loss and a block's norm with those of one process."""
-        from powertrain.training.ranks import joined
+        from powertrain.training.loop import check_alike
+        from powertrain.training.ranks import joined_as_planned
 
-        ranks, division = joined(), setup.sharding
-        if ranks.world != self.processes:
-            raise NotApplied(f"tensor_parallel: the plan is for {self.processes} processes, and this run has {ranks.world}")
+        ranks = joined_as_planned(self.name, self.processes)
         wrong = [name for name, weight in setup.model.get_submodule("blocks").named_parameters()
                  if weight.dim() > 1 and self.degree * weight.numel() != _whole_elements(weight)]
         if wrong:
             raise NotApplied(f"tensor_parallel: this process does not hold 1 / {self.degree} of {', '.join(wrong[:3])}")
-        figures = _figures(setup.shared_by(ranks), self.processes)
-        expected = getattr(division, "alone", None)
+        expected = getattr(setup.sharding, "alone", None)
         assert expected is not None
-        for what, one, other in zip(("a loss", "the norm of a block's gradients"), expected, figures, strict=True):
-            if not abs(one - other) <= APART * one:
-                raise NotApplied(f"tensor_parallel: a divided step has {what} of {other:.4g}, and that of one process is "
-                                 f"{one:.4g}")
+        check_alike("tensor_parallel: a divided step", "the norm of a block's gradients", expected,
+                    _figures(setup.shared_by(ranks), self.processes))
 
 
 def _cannot_be_divided(run: PlannedRun) -> str | None:
@@ -158,20 +152,15 @@ def _divide(setup: Setup, division: Division) -> None:
 
 def _figures(setup: Setup, examples: int) -> tuple[float, float]:
     """Return the loss of the first step's first examples, of all processes, and the norm of the last block's gradients."""
-    import torch
-
-    from powertrain.training.loop import backward
+    from powertrain.training.loop import run_first_passes
     from powertrain.training.sharded import total_norm
 
     weights = list(list(setup.model.get_submodule("blocks").children())[-1].parameters())
-    batches = [batch.to(setup.device) for batch in setup.passes(setup.examples_of(0)[:examples * setup.micro_batch])]
-    units = setup.ranks.total(sum(setup.objective.units(batch) for batch in batches))[0]
     with _training_only(setup.model, weights):
-        means = backward(setup, torch.amp.GradScaler(setup.device.type, enabled=False), batches, units)
-        setup.ranks.sum_step(weights, means.values())
+        loss = run_first_passes(setup, examples, weights)
         norm = total_norm(weights).item()
         setup.model.zero_grad(set_to_none=True)
-    return means["loss"].item(), norm
+    return loss, norm
 
 
 @contextlib.contextmanager

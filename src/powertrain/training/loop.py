@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,8 @@ from powertrain.training.updates import RunOptimizer
 
 if TYPE_CHECKING:
     from powertrain.records import Plan
+
+APART = 1e-2                 # of losses and norms of the same passes, summed in another order, with products in bf16
 
 
 def apply_plan(setup: Setup, plan: Plan) -> Setup:
@@ -282,3 +284,28 @@ def spread(examples: Sequence[Example], most: int | None) -> Sequence[Example]:
     if most is None or len(examples) <= most:
         return examples
     return [examples[i * len(examples) // most] for i in range(most)]
+
+
+# ------------------------------------------------------------------------------------------------ held against one process
+
+
+def first_passes(setup: Setup, processes: int) -> tuple[MicroBatches, float]:
+    """Return this process's passes of the run's first examples, of which there are enough for all, and their units."""
+    examples = setup.examples_of(0)[:processes * setup.micro_batch]
+    batches = [batch.to(setup.device) for batch in setup.passes(examples)]
+    return batches, sum(setup.objective.units(batch) for batch in batches)
+
+
+def run_first_passes(setup: Setup, processes: int, weights: Iterable[nn.Parameter] = ()) -> float:
+    """Run these passes forward and backward, and sum the gradients of `weights`; return the loss, of all processes."""
+    batches, units = first_passes(setup, processes)
+    means = backward(setup, torch.amp.GradScaler(setup.device.type, enabled=False), batches, setup.ranks.total(units)[0])
+    setup.ranks.sum_step(weights, means.values())
+    return means["loss"].item()
+
+
+def check_alike(step: str, norm: str, expected: tuple[float, float], found: tuple[float, float]) -> None:
+    """Raise NotApplied where loss or norm of a step are not those of one process."""
+    for what, one, other in zip(("a loss", norm), expected, found, strict=True):
+        if not abs(one - other) <= APART * one:
+            raise NotApplied(f"{step} has {what} of {other:.4g}, and that of one process is {one:.4g}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from powertrain.records.errors import LostPeer, first_line
+from powertrain.records.errors import LostPeer, NotApplied, first_line
 from powertrain.shapes import BUCKET_BYTES
 from powertrain.training.stalls import Watch, watching
 
@@ -203,6 +203,14 @@ def joined(within: timedelta = ANSWERS_WITHIN) -> Ranks:
         return ALONE
     hosts = None if torch.distributed.get_backend() == "gloo" else torch.distributed.new_group(backend="gloo", timeout=within)
     return GroupRanks(torch.distributed.get_rank(), torch.distributed.get_world_size(), hosts=hosts, within=within)
+
+
+def joined_as_planned(technique: str, processes: int) -> Ranks:
+    """Return what `joined` does. Raises NotApplied where the technique was planned for another number of processes."""
+    ranks = joined()
+    if ranks.world != processes:
+        raise NotApplied(f"{technique}: the plan is for {processes} processes, and this run has {ranks.world}")
+    return ranks
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
