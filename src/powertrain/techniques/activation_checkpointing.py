@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.cost.fitting import total_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, find_runner, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,7 @@ class ActivationCheckpointing(Technique):
         return replace(setup, run_block=CheckpointedBlocks(setup.run_block, self.every, self.keep_attention))
 
     def confirm(self, setup: Setup) -> None:
-        found, wanted = find_runner(setup.run_block, CheckpointedBlocks), (self.every, self.keep_attention)
+        found, wanted = setup.runner(CheckpointedBlocks), (self.every, self.keep_attention)
         if found is None or (found.every, found.keep_attention) != wanted:
             raise NotApplied(f"activation_checkpointing: blocks are run by {name_of(setup.run_block)}, not every {self.every} "
                              "recomputed")

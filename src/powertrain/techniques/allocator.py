@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from powertrain.models.kernels import build, pool
 from powertrain.records import Effect, Hardware, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Setup, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)
@@ -68,11 +68,8 @@ class Allocator(Technique):
 
     def build(self) -> None:
         if self.compiles():
-            try:
-                build.load(build.POOL)
-            except build.CannotBuild as error:
-                raise CannotBuild(f"allocator: the pool could not be compiled: {error}; techniques.allocator.kind=glibc needs "
-                                  "no compiler", replace(self, kind="glibc") if _has_mallinfo2() else None) from error
+            self.build_kernels((build.POOL,), "the pool", "techniques.allocator.kind=glibc needs no compiler",
+                               replace(self, kind="glibc") if _has_mallinfo2() else None)
 
     def apply(self, setup: Setup) -> Setup:
         self.build()

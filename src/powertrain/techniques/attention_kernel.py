@@ -12,7 +12,7 @@ from powertrain.cost.workload import attention_of
 from powertrain.models.kernels import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal
 from powertrain.shapes import gpu_attention
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Setup, Technique, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
 
 if TYPE_CHECKING:
     import torch
@@ -91,12 +91,8 @@ class AttentionKernel(Technique):
 
     def build(self) -> None:
         if self.compiles():
-            try:
-                build.load(build.RAGGED)
-            except build.CannotBuild as error:
-                raise CannotBuild(f"attention_kernel: the ragged kernel could not be compiled: {error}; "
-                                  "techniques.attention_kernel.kernel=bmm needs no "
-                                  "compiler", replace(self, kernel="bmm")) from None
+            self.build_kernels((build.RAGGED,), "the ragged kernel", "techniques.attention_kernel.kernel=bmm needs no compiler",
+                               replace(self, kernel="bmm"))
 
     def apply(self, setup: Setup) -> Setup:
         self.build()

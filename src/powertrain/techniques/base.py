@@ -10,13 +10,15 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from powertrain.cost.estimate import estimate
 from powertrain.cost.fitting import PLANNED_SHARE, in_passes_of_one, longest_example, planned_room_bytes, total_bytes
 from powertrain.cost.precision import unit_of
 from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
 from powertrain.cost.workload import Workload
+from powertrain.models.kernels import build
 from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal, UnknownFact, Why
 from powertrain.records.sizes import digits, memory
 from powertrain.training.optimizers import OPTIMIZERS, Row
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 else:
     Setup = Any                              # only annotations name it: its file loads torch, which planning does without
 
-T = TypeVar("T")
 # the classes of work that a step's time is divided into (evidence/profile.py measures them)
 EVERYTHING = frozenset({"products", "attention", "loss", "elementwise", "optimizer", "data", "copy"})
 GIB = 2**30
@@ -206,6 +207,20 @@ class Technique:
     def build(self) -> None:
         """Compile the code that the technique needs beforehand, as a run starts. Raises CannotBuild."""
 
+    def build_kernels(self, sources: Iterable[Path], what: str, otherwise: str, instead: Technique | None) -> None:
+        """Compile `what`, our own kernels, unless that was done before. Raises CannotBuild with what to do `otherwise`."""
+        try:
+            for source in sources:
+                build.load(source)
+        except build.CannotBuild as error:
+            raise CannotBuild(f"{self.name}: {what} could not be compiled: {error}; {otherwise}", instead) from None
+
+    @classmethod
+    def pinned(cls, run: PlannedRun, setting: str) -> Any:
+        """Return the value that the recipe asks for, or None."""
+        pin = run.recipe.techniques.get(cls.name)
+        return pin.get(setting) if isinstance(pin, Mapping) else None
+
     @classmethod
     def refuse_alone(cls, use: str) -> Refusal:
         """Return the refusal where the run has one process and the technique needs several. `use`: what they are good for."""
@@ -378,16 +393,3 @@ class OptimizerForm(Technique):
         row = self.row_for(workload.optimizer.name)
         assert row is not None
         return replace(workload, optimizer=row.facts_on(workload.device, average_bytes=workload.optimizer.average_bytes))
-
-
-def run_one_pass(setup: Setup) -> None:
-    """Run the first micro-batch forward and backward, and leave no gradient behind."""
-    setup.batch_loss(setup.prepare(0)[0].to(setup.device)).backward()  # type: ignore[no-untyped-call]
-    setup.model.zero_grad(set_to_none=True)
-
-
-def find_runner(run_block: Any, kind: type[T]) -> T | None:
-    """Return the runner of blocks of this kind among those that are wrapped around each other."""
-    while not isinstance(run_block, kind) and hasattr(run_block, "inner"):
-        run_block = run_block.inner
-    return run_block if isinstance(run_block, kind) else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.models.kernels import build
 from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.shapes import DTYPE_BYTES
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Setup, Technique, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
 from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ChunkedCrossEntropy(Technique):
             return cls.refuse(Why.DOES_NOT_APPLY, f"the objective {objective.name} computes no cross-entropy")
         tokens = data.train_batch_size * data.block
         whole_bytes = tokens * model.vocabulary * LOGIT_COPIES_BYTES
-        kernels = cls._pinned(run)
+        kernels = cls.pinned(run, "kernels")
         if kernels is not None and (refusal := cls._without(kernels, run)) is not None:
             return refusal
         kernels = kernels or next(name for name in ("triton", "cpp", "torch") if cls._is_worth(name, run))
@@ -98,12 +98,6 @@ class ChunkedCrossEntropy(Technique):
             low, high, by = low * least, high * most, f", in one kernel ({kernels}) that writes the gradient over them"
         return found.on(f"{shown}; {rows:,} rows at a time take {chunk_bytes / 2**20:,.0f} MiB{by}",
                             Effect((low, high), chunk_bytes - whole_bytes, basis=basis, guessed=not studied), numbers=numbers)
-
-    @classmethod
-    def _pinned(cls, run: PlannedRun) -> str | None:
-        """Return which kernels the recipe asks for, or None."""
-        pin = run.recipe.techniques.get(cls.name)
-        return None if isinstance(pin, str | None) else pin.get("kernels")
 
     @classmethod
     def _without(cls, kernels: str, run: PlannedRun) -> Refusal | None:
@@ -141,14 +135,9 @@ class ChunkedCrossEntropy(Technique):
         return self.kernels == "cpp"
 
     def build(self) -> None:
-        if self.kernels != "cpp":
-            return
-        try:
-            build.load(build.ROWS)
-        except build.CannotBuild as error:
-            raise CannotBuild(f"chunked_cross_entropy: its kernel could not be compiled: {error}; "
-                              "techniques.chunked_cross_entropy.kernels=torch needs none",
-                              replace(self, kernels="torch")) from None
+        if self.compiles():
+            self.build_kernels((build.ROWS,), "its kernel", "techniques.chunked_cross_entropy.kernels=torch needs none",
+                               replace(self, kernels="torch"))
 
     def apply(self, setup: Setup) -> Setup:
         self.build()

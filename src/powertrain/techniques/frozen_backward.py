@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, find_runner, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ class FrozenBackward(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Check which weights get a gradient from a pass of few tokens."""
-        found = find_runner(setup.run_block, RecordedFrom)
+        found = setup.runner(RecordedFrom)
         if found is None or found.first != self.first:
             raise NotApplied(f"frozen_backward: blocks are run by {name_of(setup.run_block)}, not recorded from block "
                              f"{self.first} on")

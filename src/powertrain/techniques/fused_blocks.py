@@ -11,7 +11,7 @@ from powertrain.cost.workload import Workload
 from powertrain.models.kernels import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why, WrongUse
 from powertrain.shapes import EIGHT_BIT
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ class FusedBlocks(Technique):
         if model.adapter_dropout:
             return cls.refuse(Why.DOES_NOT_APPLY, f"with adapter dropout ({model.adapter_dropout:g}) adapters read different "
                                                   "inputs, and cannot share products")
-        if (refusal := cls._without_cpu(run) or cls._without_triton(run)) is not None:
+        if (refusal := cls._without_pinned(run)) is not None:
             return refusal
         drops = device == "cpu" and model.dropout > 0            # whole compiled blocks are slow with dropout
         in_cpp = cls._takes_cpp(run)
@@ -100,7 +100,7 @@ class FusedBlocks(Technique):
             return cls.refuse(Why.NOT_NEEDED, "all passes have the same length; torch_compile was faster for such passes "
                                               f"(study: {COMPILED_STUDY})", cls(), rival="torch_compile")
         small, no_call = cls._too_small(run), cls._why_no_one_call(run)
-        if cls._pinned(run) == "one_call" and no_call is not None:
+        if cls.pinned(run, "kernels") == "one_call" and no_call is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, f"a block cannot be one call, because {no_call}; use other kernels",
                               cure=("techniques.fused_blocks.kernels=cpp",))
         if small is not None and no_call is not None:
@@ -111,7 +111,7 @@ class FusedBlocks(Technique):
                               f"tokens needs {need}", cls(), numbers=need.numbers)
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"this is not tested on {device!r}")
-        if small is not None or cls._pinned(run) == "one_call":
+        if small is not None or cls.pinned(run, "kernels") == "one_call":
             return cls._in_cpp(run, "one_call", Effect(ONE_CALL_GAIN, 0, basis=f"study: {ONE_CALL_STUDY}"))
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
         claim = Effect(gain, 0, basis=basis, guessed=device == "cuda" and not drops)
@@ -122,40 +122,27 @@ class FusedBlocks(Technique):
                                      also="; later runs load the compiled code" if ahead else "")
 
     @classmethod
-    def _pinned(cls, run: PlannedRun) -> str | None:
-        """Return which kernels the recipe asks for, or None."""
-        pin = run.recipe.techniques.get(cls.name)
-        return None if isinstance(pin, str | None) else pin.get("kernels")
-
-    @classmethod
-    def _without_cpu(cls, run: PlannedRun) -> Refusal | None:
-        """Return why our own kernel cannot run here, where the recipe asks for it."""
-        device = run.hardware.device
-        if cls._pinned(run) not in SOURCES or device == "cpu":
+    def _without_pinned(cls, run: PlannedRun) -> Refusal | None:
+        """Return why the kernels that the recipe asks for cannot run here, or None."""
+        kernels, device, cure = cls.pinned(run, "kernels"), run.hardware.device, ("techniques.fused_blocks.kernels=compiled",)
+        if kernels in SOURCES and device != "cpu":
+            return cls.refuse(Why.HARDWARE_LACKS, f"the kernel in C++ is for CPUs, and this run computes on {device!r}; use "
+                              "kernels=compiled", cure=cure)
+        if kernels != "triton":
             return None
-        return cls.refuse(Why.HARDWARE_LACKS, f"the kernel in C++ is for CPUs, and this run computes on {device!r}; use "
-                          "kernels=compiled", cure=("techniques.fused_blocks.kernels=compiled",))
-
-    @classmethod
-    def _without_triton(cls, run: PlannedRun) -> Refusal | None:
-        """Return why the kernels of Triton cannot run here, where the recipe asks for them."""
-        if cls._pinned(run) != "triton":
-            return None
-        if run.hardware.device != "cuda":
-            return cls.refuse(Why.HARDWARE_LACKS, "Triton's kernels need a GPU, and this run computes on "
-                              f"{run.hardware.device!r}; use kernels=compiled",
-                              cure=("techniques.fused_blocks.kernels=compiled",))
+        if device != "cuda":
+            return cls.refuse(Why.HARDWARE_LACKS, f"Triton's kernels need a GPU, and this run computes on {device!r}; use "
+                              "kernels=compiled", cure=cure)
         if run.model.width > WIDEST_ROW:
             return cls.refuse(Why.DOES_NOT_APPLY, f"Triton's kernels hold a token's {run.model.width:,} numbers in registers, "
-                              f"where at most {WIDEST_ROW:,} fit; use kernels=compiled",
-                              cure=("techniques.fused_blocks.kernels=compiled",))
+                              f"where at most {WIDEST_ROW:,} fit; use kernels=compiled", cure=cure)
         return cls.without_parts(run, ("triton",))
 
     @classmethod
     def _takes_cpp(cls, run: PlannedRun) -> bool:
         """Return whether our own kernel has all the elementwise work of this run, and no pin asks for another."""
-        decided = run.decided
-        return (cls._pinned(run) in (None, *SOURCES) and run.hardware.device == "cpu" and decided.dtype in ("fp32", "bf16")
+        decided, pinned = run.decided, cls.pinned(run, "kernels")
+        return (pinned in (None, *SOURCES) and run.hardware.device == "cpu" and decided.dtype in ("fp32", "bf16")
                 and decided.base_dtype not in EIGHT_BIT and not run.model.dropout)
 
     @classmethod
@@ -169,7 +156,7 @@ class FusedBlocks(Technique):
     @classmethod
     def _why_no_one_call(cls, run: PlannedRun) -> str | None:
         """Return why a block's work cannot be one call of our own kernel in this run, or None."""
-        model, pinned = run.model, cls._pinned(run)
+        model, pinned = run.model, cls.pinned(run, "kernels")
         if pinned not in (None, "one_call"):
             return f"the recipe asks for kernels={pinned}"
         if run.decided.kernel != "ragged" or run.decided.dtype not in ("fp32", "bf16"):
@@ -203,16 +190,12 @@ class FusedBlocks(Technique):
         return True
 
     def build(self) -> None:
-        if self.kernels in SOURCES:
-            try:
-                for source in SOURCES[self.kernels]:
-                    build.load(source)
-            except build.CannotBuild as error:
-                small = self.kernels == "one_call"           # so that no compiled code pays
-                cure = "off trains without it" if small else "kernels=compiled takes torch's compiler"
-                raise CannotBuild(f"fused_blocks: its kernel could not be compiled: {error}; "
-                                  f"techniques.fused_blocks{'=' if small else '.'}{cure}",
-                                  None if small else replace(self, kernels="compiled", ahead=True)) from None
+        sources = SOURCES.get(self.kernels, ())
+        if self.kernels == "one_call":       # the model is so small that no compiled code pays
+            self.build_kernels(sources, "its kernel", "techniques.fused_blocks=off trains without it", None)
+        else:
+            self.build_kernels(sources, "its kernel", "techniques.fused_blocks.kernels=compiled takes torch's compiler",
+                               replace(self, kernels="compiled", ahead=True))
 
     def apply(self, setup: Setup) -> Setup:
         self.build()
@@ -229,7 +212,7 @@ class FusedBlocks(Technique):
                 partial(StoredPart, folder=setup.code)
             functions = Functions.of(Parts(setup.model.config), change)
         else:
-            functions = Functions.of(_cpp_parts(setup) if self.kernels == "cpp" else _triton_parts(setup))
+            functions = Functions.of(_cpp_parts(setup.model) if self.kernels == "cpp" else _triton_parts(setup.model))
         blocks = [block for block in setup.model.blocks if isinstance(block, Block)]
         return replace(setup, run_block=ByHand(tuple(HandWritten(block, functions) for block in blocks)))
 
@@ -268,23 +251,18 @@ class FusedBlocks(Technique):
         return setup.try_pass(few) if settle(vars(functions).values(), ahead=self.ahead) else trial
 
 
-def _cpp_parts(setup: Setup) -> Parts:
-    from powertrain.models.decoder import Decoder
+def _cpp_parts(model: Decoder) -> Parts:
     from powertrain.models.kernels.rows.parts import RowParts
 
-    assert isinstance(setup.model, Decoder)
-    return RowParts(setup.model.config)
+    return RowParts(model.config)
 
 
-def _triton_parts(setup: Setup) -> Parts:
+def _triton_parts(model: Decoder) -> Parts:
     try:
         from powertrain.models.kernels.fused.triton_kernels import TritonParts
     except ImportError as error:
         raise NotApplied(f"fused_blocks: Triton's kernels cannot be loaded ({error}); use kernels=compiled") from error
-    from powertrain.models.decoder import Decoder
-
-    assert isinstance(setup.model, Decoder)
-    return TritonParts(setup.model.config)
+    return TritonParts(model.config)
 
 
 def _in_one_call(model: Decoder) -> tuple[OneCall, ...]:

@@ -10,7 +10,7 @@ from powertrain.cost.fitting import Link, added_s, hidden_bytes, lightest_that_f
 from powertrain.cost.work import recompute_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of, run_one_pass
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ class SavedActivations(Technique):
         if not light or light[0].saving.actions != self.actions:
             raise NotApplied(f"saved_activations: blocks are run by {name_of(setup.run_block)}, which keep all that they need")
         before = light[0].saving.freed
-        run_one_pass(setup)
+        setup.run_one_pass()
         put_away, kinds = light[0].saving.freed - before, len(self.actions)
         if put_away < len(light) * kinds:
             raise NotApplied(f"saved_activations: {put_away} tensors of {len(light)} blocks were put away, and it should be "

@@ -64,19 +64,13 @@ class Sharding(Technique):
         return self.processes // self.replicas
 
     @classmethod
-    def _engine_asked(cls, run: PlannedRun) -> str:
-        """Return the engine that the recipe pins."""
-        pin = run.recipe.techniques.get(cls.name)
-        return str(pin.get("engine", cls.engine)) if isinstance(pin, dict) else cls.engine
-
-    @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         processes = run.hardware.processes
         if processes == 1:
             return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_divided(run)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
-        if run.recipe.ema.decay is not None and cls._engine_asked(run) == "deepspeed":
+        if run.recipe.ema.decay is not None and cls.pinned(run, "engine") == "deepspeed":
             return cls.refuse(Why.CONFLICT, "DeepSpeed updates parts of flat buffers, of which no average is kept "
                                             f"(ema.decay={run.recipe.ema.decay:g}); use techniques.sharding.engine=fsdp")
         held = Need(needed := standing_bytes(run.model, run.optimizer), planned_room_bytes(run.hardware))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.cost.estimate import COMPILER_PARTS
 from powertrain.cost.fitting import longest_example
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, find_runner, name_of, run_one_pass
+from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,12 +101,12 @@ class TorchCompile(Technique):
         """Compile the blocks, by one forward and backward pass of the first micro-batch."""
         from powertrain.models.kernels.fused.compiled import is_compiled
 
-        found = find_runner(setup.run_block, CompiledBlocks)
+        found = setup.runner(CompiledBlocks)
         if found is None:
             raise NotApplied(f"torch_compile: blocks are run by {name_of(setup.run_block)}")
         with warnings.catch_warnings():
             # the caches that it sees are of pure functions of the documents' lengths, which are fixed here
             warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
-            run_one_pass(setup)
+            setup.run_one_pass()
         if not is_compiled(found.compiled):
             raise NotApplied("torch_compile: no graph was compiled; torch fell back to running eagerly")

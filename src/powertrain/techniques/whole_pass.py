@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.models.kernels import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why, WrongUse
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 from powertrain.training.objectives import NextToken, objective_of
 
 if TYPE_CHECKING:
@@ -79,11 +79,7 @@ class WholePass(Technique):
         return True
 
     def build(self) -> None:
-        try:
-            build.load(build.BLOCK)
-        except build.CannotBuild as error:
-            raise CannotBuild(f"whole_pass: its kernel could not be compiled: {error}; techniques.whole_pass=off trains "
-                              "without it", None) from None
+        self.build_kernels((build.BLOCK,), "its kernel", "techniques.whole_pass=off trains without it", None)
 
     def apply(self, setup: Setup) -> Setup:
         self.build()

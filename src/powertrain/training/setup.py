@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import Sharding, is_divided, own_part
 from powertrain.training.tensor_parallel import TensorParallel
 
+T = TypeVar("T")
 PARTS = ("data", "copy", "forward", "backward", "optimizer")
 COMMUNICATION = "communication"              # a part of steps that processes share: the sums, and the wait for the others
 Lap = Callable[[str], None]                  # the time since the last lap belongs to this part
@@ -215,6 +216,11 @@ class Setup:
         self.model.zero_grad(set_to_none=True)
         return Trial(nodes, frozenset(recorded), given)
 
+    def run_one_pass(self) -> None:
+        """Run the first micro-batch forward and backward, and leave no gradient behind."""
+        self.batch_loss(self.prepare(0)[0].to(self.device)).backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad(set_to_none=True)
+
     @functools.cached_property
     def trial(self) -> Trial:
         """Return what a pass of the first step's shortest example has shown, for all techniques that want to know."""
@@ -243,6 +249,13 @@ class Setup:
         """Run the blocks forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""
         with torch.no_grad(), self.precision.context(self.device):
             self.model.hidden(self.batch_of(_reaching(self.examples_of(0), tokens)).to(self.device))
+
+    def runner(self, kind: type[T]) -> T | None:
+        """Return the runner of blocks of this kind among those that are wrapped around each other."""
+        run_block: Any = self.run_block
+        while not isinstance(run_block, kind) and hasattr(run_block, "inner"):
+            run_block = run_block.inner
+        return run_block if isinstance(run_block, kind) else None
 
     def product_dtype(self) -> torch.dtype:
         """Return the dtype that the model's matrix products come out in, tried on one row.
