@@ -92,7 +92,7 @@ class FusedBlocks(Technique):
         if model.adapter_dropout:
             return cls.refuse(Why.DOES_NOT_APPLY, f"with adapter dropout ({model.adapter_dropout:g}) adapters read different "
                                                   "inputs, and cannot share products")
-        if (refusal := cls._without_pinned(run)) is not None:
+        if (refusal := cls._why_not_pinned(run)) is not None:
             return refusal
         drops = device == "cpu" and model.dropout > 0            # whole compiled blocks are slow with dropout
         in_cpp = cls._takes_cpp(run)
@@ -122,7 +122,7 @@ class FusedBlocks(Technique):
                                      also="; later runs load the compiled code" if ahead else "")
 
     @classmethod
-    def _without_pinned(cls, run: PlannedRun) -> Refusal | None:
+    def _why_not_pinned(cls, run: PlannedRun) -> Refusal | None:
         """Return why the kernels that the recipe asks for cannot run here, or None."""
         kernels, device, cure = cls.pinned(run, "kernels"), run.hardware.device, ("techniques.fused_blocks.kernels=compiled",)
         if kernels in SOURCES and device != "cpu":
