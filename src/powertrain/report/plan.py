@@ -109,6 +109,11 @@ def claim(effect: Effect) -> str:
     return f"{text}; {effect.basis}"
 
 
+def stored_claim(effect: Mapping[str, Any]) -> str:
+    """Return the same of an effect as plan.json holds it."""
+    return claim(Effect(**{**effect, "step_time": tuple(effect["step_time"])}))
+
+
 def memory_row(needed_bytes: int, hardware: Hardware) -> Row:
     """Return the memory of a run whose time is not known."""
     return "Memory", f"{memory(needed_bytes)} at the peak, of {memory(hardware.free_memory_bytes)} free; formulas"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.records import Effect, WrongUse, several, timeline
+from powertrain.records import WrongUse, several, timeline
 from powertrain.records.events import Evaluated, Memory, RunWarning, Sample
 from powertrain.records.findings import Finding
 from powertrain.records.origins import Stored, asked_lines
@@ -13,7 +13,7 @@ from powertrain.records.plan import is_guess
 from powertrain.records.timeline import OTHER, History, is_finite, quantile, spread, steady, steady_speeds
 from powertrain.report import answer_figures, run_figures
 from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts
-from powertrain.report.plan import claim
+from powertrain.report.plan import stored_claim
 from powertrain.report.result import BUSY
 from powertrain.report.words import ACCURACY, count, duration, flops, interval, memory, with_settings
 
@@ -118,9 +118,8 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[Block]:
         return
     rows: list[tuple[Cell, ...]] = []
     for step in plan["steps"]:
-        effect = Effect(**{**step["claim"], "step_time": tuple(step["claim"]["step_time"])})
         rows.append(("on", with_settings(step["technique"], step["settings"]), step.get("exactness", "").lower(),
-                     step["because"], claim(effect)))
+                     step["because"], stored_claim(step["claim"])))
     rows += [("off", refusal["technique"], "", refusal["because"], "") for refusal in plan["refused"]]
     yield Text(f"{several(len(plan['steps']), 'technique')} on, each confirmed before the first step; "
                f"{len(plan['refused'])} off. Each claimed gain names its basis; `powertrain ablate` measures the gain here.")

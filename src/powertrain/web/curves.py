@@ -53,6 +53,12 @@ class View:
                   else new.smooth, "from": _said(new.low), "to": _said(new.high), "chart": new.chart}
         return "?" + urlencode({name: value for name, value in values.items() if value})
 
+    def choices(self) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+        """Return what a reader may choose, each with its address, and whether it is chosen."""
+        return [("Across", [(words, self.query(x=x, low=None, high=None), x == self.x) for x, words in X.items()]),
+                ("Scale", [("linear", self.query(log=False), not self.log), ("logarithmic", self.query(log=True), self.log)]),
+                ("Smoothing", [(name, self.query(smooth=name), name == self.smooth) for name in SMOOTHED])]
+
     def moved(self, first: float, last: float) -> dict[str, str]:
         """Return the addresses of views that show more, less, or what lies beside, of a run from `first` to `last`."""
         low, high = self.low if self.low is not None else first, self.high if self.high is not None else last

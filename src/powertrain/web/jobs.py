@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -61,8 +62,6 @@ class Job:
     @property
     def command(self) -> str:
         """Return the command, to be copied into a terminal."""
-        import shlex
-
         return shlex.join(("powertrain", *self.words))
 
     @property

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 from pydantic import TypeAdapter
@@ -12,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from powertrain.recipe import shipped_recipes
 from powertrain.records import Facts, WrongUse
 from powertrain.report import plan as plan_report
 from powertrain.report.chart import Axis, Plot, Stack
 from powertrain.report.page import Block, Figure, Table
 from powertrain.report.words import memory
-from powertrain.web.places import children
+from powertrain.web.places import Places, children
 from powertrain.web.settings import asked
 from powertrain.web.site import fields, show_report, shown, site_of
 
@@ -91,7 +93,7 @@ async def audit_text(request: Request) -> Response:
     site, given = site_of(request), await fields(request)
     text, name, path = (str(given.get(key, "")) for key in ("text", "name", "path"))
     if path.strip():
-        return JSONResponse({"go": f"/audit?file={_quoted(site.places.shown(site.places.inside(path.strip())))}"})
+        return _to_audit(site.places, site.places.inside(path.strip()))
     if not text.strip() or len(text) > MOST_SCRIPT:
         raise WrongUse(f"paste a script or a config of 1 to {MOST_SCRIPT:,} characters, or name its path")
     folder = site.places.uploads
@@ -102,13 +104,11 @@ async def audit_text(request: Request) -> Response:
     file = folder / f"script-{secrets.token_hex(4)}{ending}"
     with open(file, "x", encoding="utf-8", errors="replace") as opened:
         opened.write(text)
-    return JSONResponse({"go": f"/audit?file={_quoted(site.places.shown(file))}"})
+    return _to_audit(site.places, file)
 
 
-def _quoted(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, safe="")
+def _to_audit(places: Places, file: Path) -> Response:
+    return JSONResponse({"go": f"/audit?file={quote(places.shown(file), safe='')}"})
 
 
 # ------------------------------------------------------------------------------------------------ studies and claims
@@ -145,8 +145,6 @@ async def claims(request: Request) -> Response:
 
 def measuring(request: Request) -> Response:
     """Show the forms that start a diagnosis or a search for the fastest plan."""
-    from powertrain.recipe import shipped_recipes
-
     site = site_of(request)
     runs = [run.name for run in children(site.places.runs, ("recipe.yaml",))]
     return shown(request, "measure.html", title="Measure", recipes=list(shipped_recipes()), runs=runs[-200:],

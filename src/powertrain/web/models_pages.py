@@ -16,7 +16,7 @@ from powertrain.records import WrongUse
 from powertrain.report.words import memory
 from powertrain.run.folder import RunFolder, locked
 from powertrain.web.chat_pages import base_of, model_of
-from powertrain.web.places import NotThere, child, children
+from powertrain.web.places import NotThere, child, children, size_of
 from powertrain.web.settings import HUB_ID
 from powertrain.web.site import Site, fields, shown, site_of
 
@@ -32,9 +32,9 @@ EXACT = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "q8
 
 def show(request: Request) -> Response:
     site, places = site_of(request), site_of(request).places
-    runs = [(f"runs/{run.name}", _has_adapter(run / "model"), memory(_size(run / "model")))
+    runs = [(f"runs/{run.name}", _has_adapter(run / "model"), memory(size_of(run / "model")))
             for run in children(places.runs, ("model",))]
-    exports = [(f"exports/{one.name}", memory(_size(one)), not any(any(one.glob(name)) for name in FOR_OTHERS),
+    exports = [(f"exports/{one.name}", memory(size_of(one)), not any(any(one.glob(name)) for name in FOR_OTHERS),
                 _has_adapter(one))
                for one in children(places.exports)]
     return shown(request, "models.html", title="Models", runs=runs[::-1], exports=exports, formats=FORMATS, dtypes=EXACT,
@@ -43,14 +43,6 @@ def show(request: Request) -> Response:
 
 def _has_adapter(folder: Path) -> bool:
     return (folder / "adapter_config.json").is_file()
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    with contextlib.suppress(OSError):       # it is being written, or deleted
-        for entry in os.scandir(folder):
-            total += entry.stat(follow_symlinks=False).st_size
-    return total
 
 
 async def export(request: Request) -> Response:

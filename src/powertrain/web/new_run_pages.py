@@ -3,6 +3,7 @@
 import datetime
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,6 @@ from powertrain.run.folder import missing_base
 from powertrain.web.asking import Answer, Superseded
 from powertrain.web.jobs import Job
 from powertrain.web.places import children
-from powertrain.web.run_pages import effect
 from powertrain.web.runs_pages import row_of
 from powertrain.web.settings import HOW, SETTINGS, WHAT, Asked, asked, values_of
 from powertrain.web.site import Site, fields, shown, site_of
@@ -108,7 +108,7 @@ async def plan(request: Request) -> Response:
         return JSONResponse({"aborted": True})
     except WrongUse as error:
         return shown(request, "plan.html", title="Plan", problem=str(error), plan=None, refused=True, command="")
-    command = _command(wanted.words)
+    command = shlex.join(("powertrain", "train", *wanted.words))
     if answer.problem:
         return shown(request, "plan.html", title="Plan", problem=answer.problem, plan=None, command=command,
                      refused=not _may_start_unplanned(wanted))
@@ -116,12 +116,6 @@ async def plan(request: Request) -> Response:
     problem = _too_large(found)
     return shown(request, "plan.html", title="Plan", problem=problem, refused=bool(problem), command=command,
                  plan=_described(found))
-
-
-def _command(words: Sequence[str]) -> str:
-    import shlex
-
-    return shlex.join(("powertrain", "train", *words))
 
 
 def _may_start_unplanned(wanted: Asked) -> bool:
@@ -156,7 +150,7 @@ def _described(found: Mapping[str, Any]) -> dict[str, Any]:
         rows_of_bytes = Table(("part", "bytes"), tuple(estimate.memory_bytes.items()))
         drawing = Rows(Axis("GiB", low=0.0), (bar,), (Level("free", room / GIB, "red"),))
         figures.append(Figure("memory", "Memory", (drawing,), "", (rows_of_bytes,), beside=True))
-    techniques = [("on", step["technique"], step["does"], step["because"], plan_report.claim(effect(step["claim"])))
+    techniques = [("on", step["technique"], step["does"], step["because"], plan_report.stored_claim(step["claim"]))
                   for step in found["plan"]["steps"]]
     techniques += [("off", one["technique"], one.get("does", ""), one["because"], "") for one in found["plan"]["refused"]]
     return {"rows": rows, "figures": figures, "techniques": techniques, "notes": [*found["notes"], *found["seen"]],

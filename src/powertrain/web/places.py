@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,32 +19,13 @@ class NotThere(WrongUse):
     """The page has nothing of this name."""
 
 
-@dataclass(frozen=True)
 class Places:
-    """The folder in which the page was started, and others that its user named."""
+    """The folder in which the page was started, with its own folders in it, and others that its user named."""
 
-    root: Path
-    more: tuple[Path, ...] = ()
-
-    @property
-    def runs(self) -> Path:
-        return self.root / "runs"
-
-    @property
-    def studies(self) -> Path:
-        return self.root / "studies"
-
-    @property
-    def exports(self) -> Path:
-        return self.root / "exports"
-
-    @property
-    def uploads(self) -> Path:
-        return self.root / "uploads"
-
-    @property
-    def jobs(self) -> Path:
-        return self.root / "jobs"
+    def __init__(self, root: Path, more: tuple[Path, ...] = ()):
+        self.root, self.more = root, more
+        self.runs, self.studies, self.exports = root / "runs", root / "studies", root / "exports"
+        self.uploads, self.jobs = root / "uploads", root / "jobs"
 
     def run(self, name: str) -> Path:
         """Return the folder of a run. Raises NotThere where `runs` has no folder of this name."""
@@ -122,6 +102,15 @@ def children(folder: Path, having: Sequence[str] = ()) -> Iterator[Path]:
         if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and (not having or any(
                 os.path.lexists(os.path.join(entry.path, name)) for name in having)):
             yield Path(entry.path)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder, as far as they can be told."""
+    total = 0
+    with contextlib.suppress(OSError):       # it is being written, or deleted
+        for entry in os.scandir(folder):
+            total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 def opened(path: Path) -> BinaryIO:

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,14 @@ from powertrain.records.events import End, RunWarning, Sample, Uploaded, UploadF
 from powertrain.records.timeline import last_of
 from powertrain.report.formats import html_blocks
 from powertrain.report.page import Block, Figure, Table
-from powertrain.report.plan import claim
+from powertrain.report.plan import stored_claim
 from powertrain.report.result import printable
 from powertrain.report.run_figures import memory_by_component
 from powertrain.report.words import memory, with_settings
 from powertrain.run.folder import RunFolder, check_step, is_being_written, trainer_here
 from powertrain.web import live
-from powertrain.web.curves import SMOOTHED, View, X, asked_place, charts, values_at, xs_of
-from powertrain.web.places import Places
+from powertrain.web.curves import View, asked_place, charts, values_at, xs_of
+from powertrain.web.places import Places, size_of
 from powertrain.web.series import Series
 from powertrain.web.site import Diagnosed, fields, show_report, shown, site_of
 
@@ -52,7 +51,7 @@ def show(request: Request) -> Response:
     xs = xs_of(series, view.x)
     ended = last_of(End, series.others)
     page = shown(
-        request, "run.html", title=name, name=name, state=state, series=series, view=view, views=_choices(view),
+        request, "run.html", title=name, name=name, state=state, series=series, view=view, views=view.choices(),
         moves=view.moved(float(xs[0]), float(xs[-1])) if len(xs) else {}, numbers=live.numbers(series, folder, state),
         charts=_drawn(series, view), memory=_memory(site.places, series, folder),
         failure=printable(ended.message) if ended and ended.reason == "failed" else "",
@@ -78,13 +77,6 @@ async def causes(request: Request) -> Response:
         site.diagnosed[run] = found
     return shown(request, "causes.html", title=name, name=name, diagnosed=found,
                  again=series.state(RunFolder(run)) in LIVING or found.end != series.end)
-
-
-def _choices(view: View) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-    """Return what a reader may choose, each with its address, and whether it is chosen."""
-    return [("Across", [(words, view.query(x=x, low=None, high=None), x == view.x) for x, words in X.items()]),
-            ("Scale", [("linear", view.query(log=False), not view.log), ("logarithmic", view.query(log=True), view.log)]),
-            ("Smoothing", [(name, view.query(smooth=name), name == view.smooth) for name in SMOOTHED])]
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ def _plan(places: Places, folder: RunFolder) -> Table | None:
     plan = _json(places, folder.plan)
     try:
         rows = [("on", with_settings(step["technique"], step["settings"]),
-                 f"{step['because']} [{claim(effect(step['claim']))}]")
+                 f"{step['because']} [{stored_claim(step['claim'])}]")
                 for step in plan["steps"]]
         return Table(("", "technique", "because"), (*rows, *(("off", one["technique"], one["because"])
                                                              for one in plan["refused"])))
@@ -135,21 +127,13 @@ def _plan(places: Places, folder: RunFolder) -> Table | None:
         return None
 
 
-def effect(values: Mapping[str, Any]) -> Any:
-    from powertrain.records import Effect
-
-    return Effect(**{**values, "step_time": tuple(values["step_time"])})
-
-
 def _checkpoints(folder: RunFolder, series: Series) -> list[dict[str, Any]]:
     uploaded = {one.name: f"uploaded and verified ({memory(one.bytes)})" for one in series.others if isinstance(one, Uploaded)}
     failed = {one.name: f"not uploaded: {printable(one.why)}" for one in series.others if isinstance(one, UploadFailed)}
     rows, found = [], checkpoints_in(folder.checkpoints)
     for step, path in found.items():
-        size = 0
-        with suppress(OSError):              # deleted meanwhile
-            size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
-        rows.append({"step": step, "size": memory(size), "where": uploaded.get(path.name) or failed.get(path.name) or "here",
+        where = uploaded.get(path.name) or failed.get(path.name) or "here"
+        rows.append({"step": step, "size": memory(size_of(path)), "where": where,
                      "later": [f"{one:,}" for one in found if one > step]})
     return rows
 

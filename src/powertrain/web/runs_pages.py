@@ -21,7 +21,7 @@ from powertrain.report.run_page import RunFiles
 from powertrain.report.words import count, duration, memory, with_settings
 from powertrain.run.folder import RunFolder, stored_recipe
 from powertrain.web.arms import evidence_of
-from powertrain.web.curves import SMOOTHED, View, X, asked_place, over_each_other, values_at, xs_of
+from powertrain.web.curves import View, asked_place, over_each_other, values_at, xs_of
 from powertrain.web.places import Places, children
 from powertrain.web.series import Listed, Series
 from powertrain.web.site import Site, shown, site_of
@@ -107,7 +107,7 @@ def compared(request: Request) -> Response:
         request, "compare.html", title="Compare runs", names=names, problems=problems, view=view,
         chosen="&" + urlencode([("run", name) for name in names]), most=MOST_COMPARED,
         without={name: urlencode([("run", other) for other in names if other != name]) for name in names},
-        views=_choices(view), moves=view.moved(0.0, max(ends)) if ends else {},
+        views=view.choices(), moves=view.moved(0.0, max(ends)) if ends else {},
         settings=_differing("setting", {name: _settings(one.recipe) for name, one in files.items()}, _absent),
         techniques=_differing("technique", {name: _techniques(one.plan) for name, one in files.items()}, lambda _: "off"),
         says=list(_comparable(files)), evidence=evidence_of(site.places, files),
@@ -121,12 +121,6 @@ def compared_at(request: Request) -> Response:
     names = list(dict.fromkeys(query.getlist("run")))[:MOST_COMPARED]
     values = {name: values_at(site.index.series(site.places.run(name)), View.of(query).x, asked_place(query)) for name in names}
     return JSONResponse({"says": [f"{name}: {says}" for name, says in values.items() if says]})
-
-
-def _choices(view: View) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-    return [("Across", [(words, view.query(x=x, low=None, high=None), x == view.x) for x, words in X.items()]),
-            ("Scale", [("linear", view.query(log=False), not view.log), ("logarithmic", view.query(log=True), view.log)]),
-            ("Smoothing", [(name, view.query(smooth=name), name == view.smooth) for name in SMOOTHED])]
 
 
 def _files(places: Places, path: Path) -> RunFiles:

@@ -5,6 +5,7 @@ continuation went back behind are left out.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import sqlite3
@@ -20,7 +21,7 @@ import numpy as np
 
 from powertrain.records import WrongUse
 from powertrain.records.event_log import from_line
-from powertrain.records.events import End, Event, Resume, Rewound, Start
+from powertrain.records.events import End, Evaluated, Event, Resume, Rewound, Start
 from powertrain.records.timeline import last_of
 from powertrain.run.folder import RunFolder, RunSummary, is_being_written, state_of
 from powertrain.web.log_lines import CHUNK_STEPS, COLUMNS, DAMAGED, NO_STEPS, ROW_BYTES, Chunk, blocks, read_chunks, read_lines
@@ -199,10 +200,6 @@ def _stamp(run: Path) -> str:
 
 
 def _summary(run: Path, series: Series) -> Listed:
-    import datetime
-
-    from powertrain.records.events import Evaluated
-
     start = next((event for event in series.others if isinstance(event, Start)), None) or Start(time=0.0)
     evaluated, seconds = last_of(Evaluated, series.others), float(series["seconds"].sum())
     taken = len(series.steps)
