@@ -1,7 +1,5 @@
 """`powertrain data clean`, `convert` and `mix`: new files of rows from old ones, which stay as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

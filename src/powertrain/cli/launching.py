@@ -1,7 +1,5 @@
 """`powertrain launch`: files that start a run on a cluster, and their start."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

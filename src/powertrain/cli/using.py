@@ -16,8 +16,7 @@ import typer
 
 from powertrain.cli import output
 from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP, cache_folder, say, tell
-from powertrain.cli.tasks import show_tasks
-from powertrain.records import RunFailed, WrongUse, to_plain
+from powertrain.records import RunFailed, WrongUse, several, to_plain
 from powertrain.report.result import printable, quality
 from powertrain.report.words import perplexity
 
@@ -275,8 +274,8 @@ def evaluate(model: Model,
         if metric is not None or data is not None:
             other = "--metric" if metric is not None else "--data"
             raise WrongUse(f"--tasks brings its own data and metrics; leave {other} out")
-        show_tasks(model, tasks, folder=tasks_folder, limit=limit, shots=shots, trusts_code=trust, templated=template,
-                   base=base, provider=provider, as_json=as_json)
+        _show_tasks(model, tasks, folder=tasks_folder, limit=limit, shots=shots, trusts_code=trust, templated=template,
+                    base=base, provider=provider, as_json=as_json)
         return
     for given, option in ((tasks_folder, "--tasks-folder"), (shots, "--shots"), (trust or None, "--trust-task-code"),
                           (template or None, "--template")):
@@ -287,6 +286,29 @@ def evaluate(model: Model,
         _show_loss(opened, data, as_json=as_json)
     else:
         _show_answers(opened, data, metric, limit=limit or MOST_QUESTIONS, tokens=tokens, as_json=as_json)
+
+
+def _show_tasks(model: str, names: str, *, folder: Path | None, limit: int | None, shots: int | None, trusts_code: bool,
+                templated: bool, base: str | None, provider: str | None, as_json: bool) -> None:
+    """Run tasks, whose names are separated by commas, and print a row or an object for each metric."""
+    from powertrain.use.harness import check_harness, run_tasks
+    from powertrain.use.opening import open_model
+
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    if not asked:
+        raise WrongUse("--tasks names no task; name one, such as --tasks lambada_openai, or a task's YAML file")
+    check_harness()
+    opened = open_model(model, base=base, provider=provider, say=say)
+    say(f"running {several(len(asked), 'task')}: {', '.join(asked)}")
+    found = run_tasks(opened, asked, folder=folder, limit=limit, shots=shots, trusts_code=trusts_code, templated=templated)
+    if as_json:
+        for one in found:
+            output.print_json({"event": "task", **to_plain(one)})
+        return
+    output.print_rows([(one.task, f"{one.metric.replace('_', ' ')} {one.value:.4g}"
+                        + (f" +- {one.error:.2g}" if one.error is not None else "")
+                        + f" ({several(one.examples, 'example')}, {several(one.shots, 'shot')}"
+                        + (f", filter {one.filter}" if one.filter != "none" else "") + ")") for one in found])
 
 
 def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:

@@ -5,8 +5,6 @@ the time of each part of a step, and nothing about other processes on the machin
 there; where steps became slower, the symptoms say when.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

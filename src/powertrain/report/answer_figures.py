@@ -1,7 +1,5 @@
 """The figure of objectives that compare answers: how often the chosen one wins, and by what reward."""
 
-from __future__ import annotations
-
 from powertrain.records.events import Evaluated
 from powertrain.records.timeline import History
 from powertrain.report.chart import Axis, Plot, Series

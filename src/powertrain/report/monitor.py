@@ -1,7 +1,5 @@
 """What `powertrain monitor` shows of runs: figures for programs, and views of any width and height for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -157,6 +157,3 @@ def page(study: Study) -> Findings:
                f"{found['list_cold_s']:.1f} s when they are read for the first time"),
         Number(memory(held), "resident, the server", f"{found['server_cpu_share']:.2%} of a core while a run is shown")), (), (
         Section("Each pair of windows", (Table(("pair", "step time beside the page over without it"), rows),)),))
-
-
-# ------------------------------------------------------------------------------------------------ crippled recipes
