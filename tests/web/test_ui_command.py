@@ -17,6 +17,7 @@ from runs_written import write_run
 from powertrain.cli import page
 from powertrain.cli.listening import serve_at
 from powertrain.records import WrongUse
+from powertrain.web.app import make_site
 
 
 @pytest.mark.parametrize(("words", "says"), [
@@ -40,9 +41,10 @@ def test_a_port_that_is_taken_is_named(root):
 def test_a_folder_that_is_a_link_to_elsewhere_needs_to_be_allowed(root, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (root / "runs").symlink_to(tmp_path / "elsewhere")
+    limits = {"most_upload_bytes": 1000, "has_hub_token": False}
     with pytest.raises(WrongUse, match="--allow"):
-        page._site([])
-    page._site([tmp_path / "elsewhere"]).jobs.close()
+        make_site(root, [], tmp_path / "cache", {}, **limits)
+    make_site(root, [tmp_path / "elsewhere"], tmp_path / "cache", {}, **limits).jobs.close()
 
 
 def test_there_is_no_way_to_leave_the_link_out(root, capsys):

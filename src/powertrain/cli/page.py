@@ -1,7 +1,5 @@
 """`powertrain ui`: the page, and the process that answers its quick questions."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -10,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,9 +16,6 @@ from powertrain.cli import output as screen
 from powertrain.cli.listening import LOOPBACK, check_address, listen_at, names_of, serve_at
 from powertrain.cli.options import Json, cache_folder, say
 from powertrain.records import WrongUse
-
-if TYPE_CHECKING:
-    from powertrain.web.site import Site
 
 PORT = 8790
 MOST_UPLOAD_BYTES = 4 << 30
@@ -47,11 +42,14 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pag
 
 
 def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None, key: Path | None) -> None:
-    from powertrain.web.app import make_app
+    from huggingface_hub import get_token
+
+    from powertrain.web.app import make_app, make_site
 
     listener, hosts = listen_at(host, port), names_of(host, port)
     address = f"{'https' if certificate else 'http'}://{hosts[-1]}"
-    site = _site(more)
+    site = make_site(Path.cwd(), more, cache_folder() / "page", dict(os.environ), most_upload_bytes=MOST_UPLOAD_BYTES,
+                     has_hub_token=bool(get_token()))
 
     def print_link() -> None:
         print(f"Open {address}/enter#t={site.sessions.token} (works once, for one browser; Ctrl-C ends the page)", flush=True)
@@ -62,29 +60,6 @@ def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None,
     with contextlib.closing(site.jobs):
         serve_at(app, listener, certificate, key, most=100, lifespan=True)
     say("the page has ended; what it started goes on, and `powertrain ui` finds it again")
-
-
-def _site(more: Sequence[Path]) -> Site:
-    from huggingface_hub import get_token
-
-    from powertrain.web.app import read_assets
-    from powertrain.web.asking import Asking
-    from powertrain.web.chatting import Talks
-    from powertrain.web.jobs import Jobs
-    from powertrain.web.places import Places
-    from powertrain.web.series import Index
-    from powertrain.web.sessions import Sessions
-    from powertrain.web.site import Site
-
-    places = Places(Path.cwd(), tuple(more))
-    for folder in (places.runs, places.studies, places.exports, places.uploads, places.jobs):
-        places.inside(str(folder))           # a link to elsewhere needs --allow
-    cache = cache_folder() / "page"
-    environment = dict(os.environ)
-    sessions = Sessions(cache, str(places.root))
-    return Site(places, cache, Jobs(places.jobs, places.root, environment, sign=sessions.sign), sessions,
-                Index(cache / "index-2.sqlite", places.opened), Asking(places.root, environment),
-                Talks(places.root, environment), MOST_UPLOAD_BYTES, bool(get_token()), assets=read_assets())
 
 
 def page(folder: Annotated[Path, typer.Argument(help="Folder of a run or a study.")], as_json: Json = False) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.fitting import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, unit_of
-from powertrain.cost.workload import attention_of
+from powertrain.cost.workload import Workload, attention_of
 from powertrain.models.kernels import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal
 from powertrain.shapes import gpu_attention
@@ -17,7 +17,6 @@ from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, 
 if TYPE_CHECKING:
     import torch
 
-    from powertrain.cost.workload import Workload
     from powertrain.models.kernels.attention import Attention
 
 KERNELS = ("math", "bmm", "ragged", "sdpa", "varlen")        # the function of each is NAME_attention, in models/kernels

@@ -1,19 +1,12 @@
 """Flat parameters: all trained weights in one buffer per decay group, so that the update is a pass or two in all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from powertrain.cost.weights import trained_weights
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why, WrongUse
 from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique
-from powertrain.training.optimizers import OPTIMIZERS, Optimizer
-
-if TYPE_CHECKING:
-    from torch import nn
-
+from powertrain.training.optimizers import OPTIMIZERS
 
 GAIN, STUDY = (0.95, 0.97), "2026-11-27_flat-char-cpu"
 
@@ -54,11 +47,18 @@ class FlatParameters(Technique):
                           "and no study has shown yet that this is faster", cls(), numbers={"tensors": tensors})
 
     def apply(self, setup: Setup) -> Setup:
+        from powertrain.training.updates import flattened
+
         if not setup.optimizer.row.can_be_flat:
             raise WrongUse(f"flat_parameters needs an optimizer that works element by element, and {setup.optimizer.row.name} "
                            "does not; use techniques.flat_parameters=off", cure=("techniques.flat_parameters=off",))
-        return replace(setup, optimizer=replace(setup.optimizer, flat=True),
-                       runtime=(*setup.runtime, partial(_flatten, setup.optimizer, setup.model)))
+
+        def flatten() -> None:
+            """Move the weights, before anything is compiled or captured for the memory that they have."""
+            for group in setup.optimizer.groups(setup.model, 0.0):
+                flattened(group["params"])
+
+        return replace(setup, optimizer=replace(setup.optimizer, flat=True), runtime=(*setup.runtime, flatten))
 
     def confirm(self, setup: Setup) -> None:
         """Raise NotApplied unless every trained weight lies in the buffer that the optimizer updates."""
@@ -71,11 +71,3 @@ class FlatParameters(Technique):
         updated = [weight for group in setup.optimizer(setup.model, 0.0).param_groups for weight in group["params"]]
         if [weight.data_ptr() for weight in updated] != [group["params"][0].data_ptr() for group in groups]:
             raise NotApplied(f"flat_parameters: {len(updated)} tensors are updated, not the {len(groups)} buffers")
-
-
-def _flatten(optimizer: Optimizer, model: nn.Module) -> None:
-    """Move the weights, before anything is compiled or captured for the memory that they have."""
-    from powertrain.training.updates import flattened
-
-    for group in optimizer.groups(model, 0.0):
-        flattened(group["params"])

@@ -1,21 +1,15 @@
 """Tensor parallelism: neighbouring processes divide the matrices of each block, and compute every pass together."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from powertrain.training.tensor_parallel import TensorParallel as Division
 
 
 @dataclass(frozen=True)
@@ -82,10 +76,17 @@ class TensorParallel(Technique):
         return self.refuse(Why.CONFLICT, reason) if reason else None
 
     def apply(self, setup: Setup) -> Setup:
+        from powertrain.training.ranks import joined
         from powertrain.training.tensor_parallel import TensorParallel as Division
 
         division = Division(self.degree)
-        return replace(setup, sharding=division, runtime=(*setup.runtime, partial(_divide, setup, division)))
+
+        def divide() -> None:
+            """Divide the model, and keep what one process comes to before that."""
+            division.alone = _figures(setup, joined().world)
+            division.divide(setup.model)  # type: ignore[arg-type]
+
+        return replace(setup, sharding=division, runtime=(*setup.runtime, divide))
 
     def confirm(self, setup: Setup) -> None:
         """Look at what this process holds, and compare a divided step's loss and a block's norm with those of one process."""
@@ -140,14 +141,6 @@ def _whole_elements(weight: Any) -> int:
     from powertrain.training.sharded import whole_shape
 
     return math.prod(whole_shape(weight))
-
-
-def _divide(setup: Setup, division: Division) -> None:
-    """Divide the model, and keep what one process comes to before that."""
-    from powertrain.training.ranks import joined
-
-    division.alone = _figures(setup, joined().world)
-    division.divide(setup.model)  # type: ignore[arg-type]
 
 
 def _figures(setup: Setup, examples: int) -> tuple[float, float]:

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import gzip
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,14 +17,29 @@ from starlette.routing import Route
 from powertrain.records import WrongUse
 from powertrain.report.formats import style
 from powertrain.web import chat_pages, jobs_pages, looking_pages, models_pages, new_run_pages, run_pages, runs_pages
+from powertrain.web.asking import Asking
+from powertrain.web.chatting import Talks
 from powertrain.web.guard import COOKIE, Guard
-from powertrain.web.jobs import LOOK_S
-from powertrain.web.places import NotThere
-from powertrain.web.sessions import KEPT_S
+from powertrain.web.jobs import LOOK_S, Jobs
+from powertrain.web.places import NotThere, Places
+from powertrain.web.series import Index
+from powertrain.web.sessions import KEPT_S, Sessions
 from powertrain.web.site import Site, environment, fields, shown, site_of
 
 PAGES = (new_run_pages, jobs_pages, runs_pages, run_pages, chat_pages, models_pages, looking_pages)
 LOOKS = {421: "Wrong address", 404: "Not there", 413: "Too large", 408: "Too slow"}
+
+
+def make_site(root: Path, more: Sequence[Path], cache: Path, environment: Mapping[str, str], *, most_upload_bytes: int,
+              has_hub_token: bool) -> Site:
+    """Return what the page of a folder works with. Raises WrongUse where one of its own folders is a link to elsewhere."""
+    places = Places(root, tuple(more))
+    for folder in (places.runs, places.studies, places.exports, places.uploads, places.jobs):
+        places.inside(str(folder))           # a link to elsewhere needs --allow
+    sessions = Sessions(cache, str(root))
+    return Site(places, cache, Jobs(places.jobs, root, environment, sign=sessions.sign), sessions,
+                Index(cache / "index-2.sqlite", places.opened), Asking(root, environment), Talks(root, environment),
+                most_upload_bytes, has_hub_token, assets=read_assets())
 
 
 def make_app(site: Site, hosts: Iterable[str], *, encrypted: bool, print_link: Callable[[], None]) -> Guard:
