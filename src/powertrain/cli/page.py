@@ -34,22 +34,18 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pag
 
     It prints a link that works once. Runs go on when the page ends, and a new page finds them.
     """
-    check_address(host, port, certificate, key, allow_remote=allow_remote, what="the page")
-    if host not in LOOPBACK:
-        say(f"WARNING: other machines can reach {host}:{port}; the link below lets whoever has it run trainings here"
-            + ("" if certificate else ", and without --certificate everything is sent unencrypted"))
-    _serve(port, host, [folder.resolve() for folder in allow or []], certificate, key)
-
-
-def _serve(port: int, host: str, more: Sequence[Path], certificate: Path | None, key: Path | None) -> None:
     from huggingface_hub import get_token
 
     from powertrain.web.app import make_app, make_site
 
+    check_address(host, port, certificate, key, allow_remote=allow_remote, what="the page")
+    if host not in LOOPBACK:
+        say(f"WARNING: other machines can reach {host}:{port}; the link below lets whoever has it run trainings here"
+            + ("" if certificate else ", and without --certificate everything is sent unencrypted"))
     listener, hosts = listen_at(host, port), names_of(host, port)
     address = f"{'https' if certificate else 'http'}://{hosts[-1]}"
-    site = make_site(Path.cwd(), more, cache_folder() / "page", dict(os.environ), most_upload_bytes=MOST_UPLOAD_BYTES,
-                     has_hub_token=bool(get_token()))
+    site = make_site(Path.cwd(), [folder.resolve() for folder in allow or []], cache_folder() / "page", dict(os.environ),
+                     most_upload_bytes=MOST_UPLOAD_BYTES, has_hub_token=bool(get_token()))
 
     def print_link() -> None:
         print(f"Open {address}/enter#t={site.sessions.token} (works once, for one browser; Ctrl-C ends the page)", flush=True)

@@ -15,8 +15,6 @@ from powertrain.shapes import gpu_attention
 from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
 
 if TYPE_CHECKING:
-    import torch
-
     from powertrain.models.kernels.attention import Attention
 
 KERNELS = ("math", "bmm", "ragged", "sdpa", "varlen")        # the function of each is NAME_attention, in models/kernels
@@ -106,21 +104,20 @@ class AttentionKernel(Technique):
     def confirm(self, setup: Setup) -> None:
         import torch
 
-        if setup.attention is not self._function():
-            raise NotApplied(f"attention_kernel: attention runs by {name_of(setup.attention)}, not {self.kernel!r}")
-        if self.kernel == "varlen" and setup.precision.compute_dtype is torch.float32:
-            raise NotApplied("attention_kernel: varlen attention needs bf16 or fp16, and the setup computes in fp32")
-        if self.kernel == "sdpa" and (config := getattr(setup.model, "config", None)) is not None:
-            self._confirm_fused(next(setup.model.parameters()).device, setup.precision.compute_dtype, config.head_width,
-                                masked=config.window is not None)
-
-    def _confirm_fused(self, device: torch.device, dtype: torch.dtype, head_width: int, *, masked: bool) -> None:
         from powertrain.models.kernels.attention import torch_falls_back
 
-        if device.type == "cuda" and torch_falls_back(device, dtype, head_width, masked=masked):
-            raise NotApplied(f"attention_kernel: torch has no fused attention for {dtype} and heads of {head_width} on this "
-                             "GPU, so sdpa would store the attention weights of all pairs of tokens, which the plan does not "
-                             "count; set techniques.attention_kernel.kernel=math to go on with them")
+        dtype, config = setup.precision.compute_dtype, getattr(setup.model, "config", None)
+        if setup.attention is not self._function():
+            raise NotApplied(f"attention_kernel: attention runs by {name_of(setup.attention)}, not {self.kernel!r}")
+        if self.kernel == "varlen" and dtype is torch.float32:
+            raise NotApplied("attention_kernel: varlen attention needs bf16 or fp16, and the setup computes in fp32")
+        if self.kernel == "sdpa" and config is not None:
+            device = next(setup.model.parameters()).device
+            if device.type == "cuda" and torch_falls_back(device, dtype, config.head_width, masked=config.window is not None):
+                raise NotApplied(
+                    f"attention_kernel: torch has no fused attention for {dtype} and heads of {config.head_width} on this GPU, "
+                    "so sdpa would store the attention weights of all pairs of tokens, which the plan does not count; set "
+                    "techniques.attention_kernel.kernel=math to go on with them")
 
     def reckon(self, workload: Workload) -> Workload:
         plain = self.kernel == "sdpa" and not workload.fused_attention
