@@ -63,17 +63,16 @@ class DataParallel(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Sums the gradients of a step's first passes over all processes, and holds their norm against a process's own."""
-        import torch
-
         from powertrain.training.loop import APART, run_first_passes
         from powertrain.training.ranks import joined_as_planned
+        from powertrain.training.sharded import total_norm
 
         ranks = joined_as_planned(self.name, self.processes)
         parameters = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
         norms = []
         for part in (setup, replace(setup, ranks=ranks)):
             run_first_passes(part, self.processes, parameters)
-            norms.append(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).item())
+            norms.append(total_norm(parameters).item())
             for parameter in parameters:
                 parameter.grad = None
         if not abs(norms[0] - norms[1]) <= APART * norms[0]:

@@ -1,20 +1,14 @@
 """Pipeline parallelism: each process holds some consecutive blocks, and every pass goes through all processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from powertrain.cost.pipeline import bubble, stage_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import NotApplied, Refusal, Why
 from powertrain.techniques.base import EVERYTHING, GIB, Exactness, PlannedRun, Setup, Technique
 from powertrain.training.objectives import objective_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,7 @@ def _figures_alone(setup: Setup, examples: int) -> tuple[float, float]:
     from powertrain.training.loop import first_passes
 
     batches, units = first_passes(setup, examples)
-    weights = _first_trained(setup.model)
+    weights = _first_trained(setup)
     loss, sums = 0.0, [torch.zeros_like(weight) for weight in weights]
     for batch in batches:
         mean = setup.batch_loss(batch) / units
@@ -147,12 +141,12 @@ def _figures_staged(setup: Setup, examples: int) -> tuple[float, float]:
     part = setup.shared_by(joined())
     batches, units = first_passes(part, examples)
     means = backward(part, torch.amp.GradScaler(setup.device.type, enabled=False), batches, units)
-    own = _first_trained(setup.model) if part.ranks.is_writer else []
+    own = _first_trained(setup) if part.ranks.is_writer else []
     norm = torch.nn.utils.get_total_norm([weight.grad for weight in own if weight.grad is not None])
     setup.model.zero_grad(set_to_none=True)
     found = part.ranks.total(float(means["loss"]), float(norm))
     return found[0], found[1]
 
 
-def _first_trained(model: nn.Module) -> list[nn.Parameter]:
-    return [weight for weight in model.get_submodule("blocks.0").parameters() if weight.requires_grad]
+def _first_trained(setup: Setup) -> list[Any]:
+    return [weight for weight in setup.model.get_submodule("blocks.0").parameters() if weight.requires_grad]

@@ -123,15 +123,14 @@ class Sharding(Technique):
 
 def _confirm_deepspeed(setup: Setup, processes: int) -> None:
     """Look at the part of the state that this process updates, and compare loss and norm with those of one process."""
-    import torch
-
     from powertrain.training.loop import check_alike, new_state, run_first_passes
     from powertrain.training.ranks import joined
     from powertrain.training.setup import run_eagerly
+    from powertrain.training.sharded import total_norm
 
     trained = [weight for weight in setup.model.parameters() if weight.requires_grad]
     loss = run_first_passes(replace(setup, run_pass=run_eagerly), processes)
-    expected = loss, torch.nn.utils.get_total_norm([weight.grad for weight in trained if weight.grad is not None]).item()
+    expected = loss, total_norm(trained).item()
     setup.model.zero_grad(set_to_none=True)
     optimizer: Any = new_state(setup, 0.0).optimizer
     found = run_first_passes(setup.shared_by(joined()), processes), optimizer.clip(0.0).item()
@@ -174,16 +173,14 @@ def _cannot_be_divided(run: PlannedRun) -> str | None:
 
 def _alone(setup: Setup, examples: int) -> tuple[float, float]:
     """Return loss and the norm of the last block's gradients of a few examples, of which this process computes all passes."""
-    import torch
-
     from powertrain.training.loop import run_first_passes
+    from powertrain.training.sharded import total_norm
 
     block = _last_trained_block(setup)
     block.set_requires_gradient_sync(False, recurse=False)  # its gradients stay whole, and this process's own
     block.set_reshard_after_backward(False, recurse=False)
     loss = run_first_passes(setup, examples)
-    gradients = [weight.grad for weight in block.parameters() if weight.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients).item()
+    norm = total_norm(list(block.parameters())).item()
     for weight in block.parameters():
         weight.grad = None
     block.reshard()
@@ -195,15 +192,12 @@ def _alone(setup: Setup, examples: int) -> tuple[float, float]:
 
 def _divided(setup: Setup, examples: int) -> tuple[float, float]:
     """Return the same of the same examples, whose passes all processes share."""
-    import torch
-
     from powertrain.training.loop import run_first_passes
     from powertrain.training.ranks import joined
-    from powertrain.training.sharded import summed
+    from powertrain.training.sharded import total_norm
 
     loss = run_first_passes(setup.shared_by(joined()), examples)
-    gradients = [weight.grad for weight in _last_trained_block(setup).parameters() if weight.grad is not None]
-    norm = summed(torch.nn.utils.get_total_norm(gradients)).item()
+    norm = total_norm(list(_last_trained_block(setup).parameters())).item()
     setup.model.zero_grad(set_to_none=True)
     return loss, norm
 
