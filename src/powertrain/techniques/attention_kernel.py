@@ -1,10 +1,8 @@
 """Attention kernel: the same attention, by the library routine that is fastest for these shapes on this device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from powertrain.cost.fitting import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, unit_of
@@ -13,9 +11,6 @@ from powertrain.models.kernels import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal
 from powertrain.shapes import gpu_attention
 from powertrain.techniques.base import Exactness, PlannedRun, Setup, Technique, name_of
-
-if TYPE_CHECKING:
-    from powertrain.models.kernels.attention import Attention
 
 KERNELS = ("math", "bmm", "ragged", "sdpa", "varlen")        # the function of each is NAME_attention, in models/kernels
 # the step's time with bmm over that with sdpa, for documents of one length and of all lengths, and with ragged over bmm
@@ -95,11 +90,10 @@ class AttentionKernel(Technique):
         self.build()
         return replace(setup, attention=self._function())
 
-    def _function(self) -> Attention:
+    def _function(self) -> Any:
         from powertrain.models.kernels import attention
 
-        found: Attention = getattr(attention, f"{self.kernel}_attention")
-        return found
+        return getattr(attention, f"{self.kernel}_attention")
 
     def confirm(self, setup: Setup) -> None:
         import torch
