@@ -33,8 +33,7 @@ def list_all(run: Place, as_json: Json = False) -> None:
 
     with opened(run) as found:
         if as_json:
-            for one in found:
-                screen.print_json({"event": "checkpoint", **_plain(one)})
+            screen.print_json(*({"event": "checkpoint", **_plain(one)} for one in found))
             return
         marks = {}
         for one in sorted((one for one in found if one.held_out_loss is not None), key=lambda one: one.held_out_loss or 0.0):

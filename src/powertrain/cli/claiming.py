@@ -29,9 +29,8 @@ def show_list(as_json: Json = False) -> None:
     known, (hardware, software) = catalogue(), _machine()
     reasons = {claim.id: why_not(claim.needs, hardware, software) for claim in known.claims}
     if as_json:
-        for claim in known.claims:
-            reason = reasons[claim.id]
-            output.print_json({"event": "claim", **_plain(known, claim), "decidable": reason is None, "because": reason})
+        output.print_json(*({"event": "claim", **_plain(known, claim), "decidable": reasons[claim.id] is None,
+                             "because": reasons[claim.id]} for claim in known.claims))
         return
     for document, setting in known.documents.items():
         output.print_rows([(document, "", setting), *(_list_row(known, claim, reasons[claim.id]) for claim in known.claims
@@ -127,8 +126,7 @@ def _recipes(experiment: Experiment) -> list[list[str]]:
 def _print_session(session: ClaimSession, folder: Path, *, as_json: bool) -> None:
     rows = session.rows_as_json()
     if as_json:
-        for row in rows:
-            output.print_json({"event": "finding", **row})
+        output.print_json(*({"event": "finding", **row} for row in rows))
         output.print_json({"event": "study", "folder": str(folder), "noise_floor": session.noise_floor, "left": session.left})
         return
     output.print_rows([_shown({**row, "study": None}) for row in rows])
@@ -150,8 +148,7 @@ def report(as_json: Json = False) -> None:
     found = known_verdicts(STUDIES, hardware.fingerprint)
     rows = [_report_row(known, claim, found.get(claim.id), hardware, software) for claim in known.claims]
     if as_json:
-        for row in rows:
-            output.print_json({"event": "claim", **row})
+        output.print_json(*({"event": "claim", **row} for row in rows))
         return
     for document, setting in known.documents.items():
         output.print_rows([(document, "", setting), *(_shown(row) for row in rows if row["document"] == document)])

@@ -37,9 +37,11 @@ def worst(findings: Iterable[Finding]) -> Severity:
     return min((finding.severity for finding in findings), key=SEVERITIES.index, default="good")
 
 
-def print_json(value: Mapping[str, Any]) -> None:
-    # in one piece: print writes the end of a line by itself, and an interrupt between the two would glue two lines together
-    print(redacted(json.dumps(value, ensure_ascii=False)) + "\n", end="", flush=True)
+def print_json(*values: Mapping[str, Any]) -> None:
+    """Print each of the values as a line."""
+    for value in values:
+        # in one piece: print writes the end of a line by itself, and an interrupt between the two would glue lines together
+        print(redacted(json.dumps(value, ensure_ascii=False)) + "\n", end="", flush=True)
 
 
 def print_event(event: Event) -> None:

@@ -161,10 +161,8 @@ def _print_study(study: Study, folder: Path, **more: Any) -> None:
 def _print_bench(study: Study, folder: Path, *, as_json: bool) -> None:
     findings = study.findings
     if as_json:
-        for name, table in findings["tables"].items():
-            output.print_json({"event": "table", "table": name, **table})
-        for assertion in findings["assertions"]:
-            output.print_json({"event": "assertion", **assertion})
+        output.print_json(*({"event": "table", "table": name, **table} for name, table in findings["tables"].items()))
+        output.print_json(*({"event": "assertion", **assertion} for assertion in findings["assertions"]))
         output.print_json({"event": "study", "folder": str(folder), "noise_floor": study.noise_floor,
                            "notes": findings["notes"], "not_reached": findings["not_reached"], "seconds": study.seconds})
         return
@@ -250,8 +248,7 @@ def _print_diagnosis(found: Mapping[str, Any], *, as_json: bool, severity: str) 
     if as_json:
         for event, objects in (("environment", [found["environment"]]), ("finding", found["findings"]),
                                ("cause", found["causes"]), ("forecast", [found["forecast"]] if found["forecast"] else [])):
-            for one in objects:
-                output.print_json({"event": event, **one})
+            output.print_json(*({"event": event, **one} for one in objects))
         output.print_json({"event": "diagnosis", "severity": severity, "exit_code": output.BY_SEVERITY[severity],
                            "bound_by": found["causes"][0]["name"] if found["causes"] else None, "failed": found["failed"],
                            "observed": found["probed"] and found["probed"]["observed"]})

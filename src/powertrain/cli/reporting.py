@@ -40,8 +40,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="Folder with the runs.
     clear_drafts(folder)
     found = runs_in(folder)
     if as_json:
-        for run in found:
-            screen.print_json({"event": "run", **to_plain(run), "folder": str(run.folder)})
+        screen.print_json(*({"event": "run", **to_plain(run), "folder": str(run.folder)} for run in found))
         return
     if not found:
         raise WrongUse(f"there are no runs in {folder}/; `powertrain train` makes a run")

@@ -234,8 +234,7 @@ def _print_machines(words: Sequence[str], machines: Mapping[str, Hardware], pric
     prepared = _prepared_run(words, None, None, tell, 1, dry_run=True, machine=of_first)
     found = [replace(one, price_per_hour=prices.get(one.kind, prices.get(""))) for one in on_machines(prepared, machines)]
     if as_json:
-        for one in found:
-            screen.print_json({"event": "machine", **to_plain(one), "cost": one.cost})
+        screen.print_json(*({"event": "machine", **to_plain(one), "cost": one.cost} for one in found))
         return
     facts = prepared.facts
     screen.print_rows([plan_report.data_row(facts.data), plan_report.model_row(facts.model),

@@ -302,8 +302,7 @@ def _show_tasks(model: str, names: str, *, folder: Path | None, limit: int | Non
     say(f"running {several(len(asked), 'task')}: {', '.join(asked)}")
     found = run_tasks(opened, asked, folder=folder, limit=limit, shots=shots, trusts_code=trusts_code, templated=templated)
     if as_json:
-        for one in found:
-            output.print_json({"event": "task", **to_plain(one)})
+        output.print_json(*({"event": "task", **to_plain(one)} for one in found))
         return
     output.print_rows([(one.task, f"{one.metric.replace('_', ' ')} {one.value:.4g}"
                         + (f" +- {one.error:.2g}" if one.error is not None else "")
@@ -333,8 +332,7 @@ def _show_answers(opened: OpenedModel, data: str | None, metric: str, *, limit: 
     if not as_json:
         output.print_rows(_answer_rows(questions, found))
         return
-    for answer in found.answers:
-        output.print_json({"event": "answer", **to_plain(answer)})
+    output.print_json(*({"event": "answer", **to_plain(answer)} for answer in found.answers))
     output.print_json({"event": "answers", "metric": found.metric, "because": found.because, "questions": len(found.answers),
                        "skipped": questions.skipped, "seconds": found.seconds, **found.figures})
 

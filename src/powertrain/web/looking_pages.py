@@ -96,10 +96,7 @@ async def audit_text(request: Request) -> Response:
         return _to_audit(site.places, site.places.inside(path.strip()))
     if not text.strip() or len(text) > MOST_SCRIPT:
         raise WrongUse(f"paste a script or a config of 1 to {MOST_SCRIPT:,} characters, or name its path")
-    folder = site.places.uploads
-    if folder.is_symlink():
-        raise WrongUse("uploads/ is a link; put a folder in its place")
-    folder.mkdir(exist_ok=True)
+    folder = site.places.made(site.places.uploads)
     ending = next((one for one in (".yaml", ".yml", ".json", ".toml", ".ipynb", ".sh") if name.lower().endswith(one)), ".py")
     file = folder / f"script-{secrets.token_hex(4)}{ending}"
     with open(file, "x", encoding="utf-8", errors="replace") as opened:

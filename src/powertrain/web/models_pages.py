@@ -61,9 +61,7 @@ async def export(request: Request) -> Response:
     output = f"exports/{Path(model.name).name}-{to}{'-' + dtype if dtype else ''}"
     if os.path.lexists(site.places.root / output):
         raise WrongUse(f"{output} is there already; delete it first, or choose another format")
-    if site.places.exports.is_symlink():
-        raise WrongUse("exports/ is a link; put a folder in its place")
-    site.places.exports.mkdir(exist_ok=True)
+    site.places.made(site.places.exports)
     job = site.jobs.ask(f"Export {name} as {to}", ["export", model.name, "--to", to, "--output", output,
                                                    *(["--dtype", dtype] if dtype else [])])
     return JSONResponse({"go": f"/jobs/{job.id}"})

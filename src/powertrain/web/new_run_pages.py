@@ -179,10 +179,7 @@ async def upload(request: Request) -> Response:
     ending = next((one for one in ENDINGS if name.lower().endswith(one)), None)
     if ending is None:
         raise WrongUse(f"a file of data ends with one of {', '.join(ENDINGS)}; unpack an archive first")
-    folder = site.places.uploads
-    if folder.is_symlink():
-        raise WrongUse("uploads/ is a link; put a folder in its place")
-    folder.mkdir(exist_ok=True)
+    folder = site.places.made(site.places.uploads)
     if len(_uploads(site)) >= MOST_UPLOADS:
         raise WrongUse(f"{MOST_UPLOADS} files were uploaded; delete some in uploads/ first")
     told = request.headers.get("content-length", "0")

@@ -58,6 +58,13 @@ class Places:
                            f"with `powertrain ui --allow {real.parent}`, or copy the file here")
         return real
 
+    def made(self, folder: Path) -> Path:
+        """Return one of the page's own folders, made where it is not there yet. Raises WrongUse for a link."""
+        if folder.is_symlink():
+            raise WrongUse(f"{folder.name}/ is a link; put a folder in its place")
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def opened(self, path: Path) -> BinaryIO:
         """Open a file of the named folders for reading. Raises WrongUse, or OSError.
 
