@@ -31,6 +31,3 @@ class ContextParallel(Technique):
 
     def apply(self, setup: Setup) -> Setup:
         raise NotApplied("context_parallel: Powertrain cannot divide a document among processes yet")
-
-    def confirm(self, setup: Setup) -> None:
-        raise NotApplied("context_parallel: Powertrain cannot divide a document among processes yet")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from powertrain.cost.pipeline import bubble, stage_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import NotApplied, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, GIB, Exactness, PlannedRun, Setup, Technique
+from powertrain.techniques.base import GIB, Exactness, PlannedRun, Setup, Technique
 from powertrain.training.objectives import objective_of
 
 
@@ -29,7 +29,6 @@ class PipelineParallel(Technique):
     asked_first = True                       # techniques that need all blocks in a process refuse beside it
     exactness = Exactness.ROUNDING
     touches = frozenset({"as_stage", "runtime"})
-    acts_on = EVERYTHING
     slots = frozenset({"processes"})
     source = "Narayanan et al. 2021, arXiv:2104.04473 (1F1B); torch.distributed.pipelining.Schedule1F1B"
 

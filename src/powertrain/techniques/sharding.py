@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from powertrain.cost.fitting import planned_room_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Setup, Technique
+from powertrain.techniques.base import Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 DIVIDED = "sharding: a divided step"
@@ -42,7 +42,6 @@ class Sharding(Technique):
     asked_first = True                       # techniques that need whole weights refuse beside it
     exactness = Exactness.ROUNDING
     touches = frozenset({"sharding", "runtime", "run_pass"})
-    acts_on = EVERYTHING
     slots = frozenset({"processes"})
     source = "Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO); torch.distributed.fsdp.fully_shard"
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Need, PlannedRun, Setup, Technique
+from powertrain.techniques.base import Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 
@@ -32,7 +32,6 @@ class TensorParallel(Technique):
     asked_first = True                       # techniques that need whole weights refuse beside it
     exactness = Exactness.ROUNDING
     touches = frozenset({"sharding", "runtime"})
-    acts_on = EVERYTHING
     slots = frozenset({"processes"})
     source = "Shoeybi et al. 2019, arXiv:1909.08053 (Megatron-LM)"
 
