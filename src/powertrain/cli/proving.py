@@ -15,6 +15,7 @@ from powertrain.cli.options import Budget, Json, Machine, StudyName, Words, budg
 from powertrain.cli.streams import FAILED
 from powertrain.cli.training import prepare_words, train_missing_base
 from powertrain.records import WrongUse, to_plain
+from powertrain.records.evidence import Arm, Study
 from powertrain.report import rows
 from powertrain.report.plan import plan_rows
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from powertrain.diagnosis.diagnose import Diagnosis
     from powertrain.evidence.notebook import Notebook
     from powertrain.evidence.tuning import Tuning
-    from powertrain.records.evidence import Arm, Study
     from powertrain.run.prepare import Prepared
 
 USED = 0.95                  # of the budget: the last comparison may take a little longer than it was given
@@ -128,7 +128,6 @@ def _keep(kind: str, what: str, folder: Path, prepared: Prepared, notebook: Note
           began: float, arms: Sequence[Arm] | None = None) -> Study:
     """Save what was measured as a study. `arms`: those to name, if not the ones that ran."""
     from powertrain.evidence import studies
-    from powertrain.records.evidence import Study
 
     ran = {run.arm for run in notebook.runs}
     study = Study(name=folder.name, kind=kind, what=what, runs=tuple(notebook.runs),

@@ -1,13 +1,11 @@
 """`powertrain serve`: a trained model behind the OpenAI API, for the tools that people have."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +13,6 @@ from powertrain.cli import output as screen
 from powertrain.cli.listening import LOOPBACK, check_address, listen_at, names_of, serve_at
 from powertrain.cli.options import Base, Json, Model, Provider, say
 from powertrain.records import WrongUse
-
-if TYPE_CHECKING:
-    from powertrain.use.opening import OpenedModel
 
 PORT = 8791
 TOKEN = "POWERTRAIN_SERVE_TOKEN"
@@ -48,7 +43,10 @@ def serve(model: Model,
         opened = open_model(model, base=base, writes=True, provider=provider, say=say)
         refuse_no_writer(opened, model)
         if opened.task == "causal":
-            _say_template(opened)
+            try:
+                say(f"chat template: {opened.template.name} ({opened.template.because})")
+            except WrongUse as error:        # a model of characters, for example, still continues texts
+                say(f"only /v1/completions can be asked: {error}")
         if host not in LOOPBACK:
             say(f"WARNING: other machines can reach {host}:{port}"
                 + ("" if certificate else ", and without --certificate the token and all texts are sent unencrypted"))
@@ -63,13 +61,6 @@ def serve(model: Model,
                         as_json=as_json)
             serve_at(make_app(engine, hosts, token), listener, certificate, key, most=200, lifespan=False)
     say("the server has ended")
-
-
-def _say_template(opened: OpenedModel) -> None:
-    try:
-        say(f"chat template: {opened.template.name} ({opened.template.because})")
-    except WrongUse as error:                # a model of characters, for example, still continues texts
-        say(f"only /v1/completions can be asked: {error}")
 
 
 def _token() -> str:

@@ -127,23 +127,22 @@ def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float 
 
 def progress_rows(events: Sequence[Event], gzip_bits_per_byte: float | None = None) -> list[Row]:
     """Return the rows of a result that a run has before its end, too."""
-    start, end, rows = last_of(Start, events) or Start(), last_of(End, events), list[Row]()
-    if steps := [event for event in events if isinstance(event, Step)]:
-        rows += _speed_rows(steps, start) + _process_rows(steps, start)
-        live = Live(lambda: 0, start, steps=steps)
-        if found := answers_said(live.recent_metrics):
-            rows.append(("Answers", f"last steps: {found}"))
-    if evaluation := last_of(Evaluated, events):
-        rows.append(("Held-out", quality(evaluation, gzip_bits_per_byte)))
-    rows += [(title, told.sentence) for title, kind in (("Early end", kinds.StoppedEarly), ("Best", kinds.BestModel))
-             if (told := last_of(kind, events)) is not None]
-    if adapters := last_of(Adapters, events):
-        rows.append(("Adapters", _adapters(adapters.modules)))
-    if end is not None and end.clipped_steps:
-        rows.append(("Clipped", f"{end.clipped_steps:,} of {end.step:,} steps had a gradient norm above max_grad_norm"))
-    rows += _saving_rows([event for event in events if isinstance(event, kinds.Saved)], sum(step.seconds for step in steps))
-    rows += _mirror_rows([event for event in events if isinstance(event, kinds.Uploaded)])
-    return rows + _memory_rows(last_of(Memory, events), end.peak_memory_bytes if end else None)
+    start, end = last_of(Start, events) or Start(), last_of(End, events)
+    steps = [event for event in events if isinstance(event, Step)]
+    answers = answers_said(Live(lambda: 0, start, steps=steps).recent_metrics)
+    evaluation, adapters = last_of(Evaluated, events), last_of(Adapters, events)
+    early, best = last_of(kinds.StoppedEarly, events), last_of(kinds.BestModel, events)
+    clipped = f"{end.clipped_steps:,} of {end.step:,} steps had a gradient norm above max_grad_norm" \
+        if end and end.clipped_steps else ""
+    texts = {"Speed": _speed(steps, start) if steps else "", "Processes": _sharing(steps, start),
+             "Answers": f"last steps: {answers}" if answers else "",
+             "Held-out": quality(evaluation, gzip_bits_per_byte) if evaluation else "",
+             "Early end": early.sentence if early else "", "Best": best.sentence if best else "",
+             "Adapters": _adapters(adapters.modules) if adapters else "", "Clipped": clipped,
+             "Checkpoints": _saving([event for event in events if isinstance(event, kinds.Saved)], steps),
+             "Mirror": _mirror([event for event in events if isinstance(event, kinds.Uploaded)]),
+             "Memory": _memory(last_of(Memory, events), end.peak_memory_bytes if end else None)}
+    return [(title, text) for title, text in texts.items() if text]
 
 
 def sample_rows(events: Sequence[Event]) -> list[Row]:
@@ -176,7 +175,7 @@ def _adapters(modules: Mapping[str, Mapping[str, float]]) -> str:
     return "; ".join(parts)
 
 
-def _speed_rows(steps: Sequence[Step], start: Start) -> list[Row]:
+def _speed(steps: Sequence[Step], start: Start) -> str:
     estimate, load = start.estimate, start.load or 0.0
     seconds, tokens = sum(step.seconds for step in steps), sum(step.real_tokens for step in steps)
     trained = sum(step.tokens for step in steps)
@@ -191,41 +190,39 @@ def _speed_rows(steps: Sequence[Step], start: Start) -> list[Row]:
                  + (f" ({basis})" if basis else ""))
         if load > BUSY and tokens / seconds < estimate["tokens_per_step"] / high_s:
             text += f"; the machine was not idle: its load was {load:.2g} when the run began"
-    return [("Speed", text)]
+    return text
 
 
-def _process_rows(steps: Sequence[Step], start: Start) -> list[Row]:
+def _sharing(steps: Sequence[Step], start: Start) -> str:
     shared = timeline.sharing(steps)
-    if shared is None:
-        return []
-    return [("Processes", f"{start.processes}: communication took {shared.communication_share:.0%} of the steps' time, waiting "
-                          f"for the slowest process {shared.waiting_share:.0%}; the one with the most tokens had "
-                          f"{shared.token_imbalance:.2f} times the mean")]
+    return "" if shared is None else (
+        f"{start.processes}: communication took {shared.communication_share:.0%} of the steps' time, waiting for the slowest "
+        f"process {shared.waiting_share:.0%}; the one with the most tokens had {shared.token_imbalance:.2f} times the mean")
 
 
-def _saving_rows(saved: Sequence[kinds.Saved], steps_s: float) -> list[Row]:
+def _saving(saved: Sequence[kinds.Saved], steps: Sequence[Step]) -> str:
+    steps_s = sum(step.seconds for step in steps)
     if not saved or not steps_s:
-        return []
+        return ""
     waited_s, most_s = sum(event.seconds for event in saved), max(event.seconds for event in saved)
-    return [("Checkpoints", f"{len(saved)} saved, the last one of {memory(saved[-1].bytes)}; the training waited "
-                            f"{duration(waited_s)} for them ({waited_s / steps_s:.1%} of its time), at most "
-                            f"{duration(most_s)} for one")]
+    return (f"{len(saved)} saved, the last one of {memory(saved[-1].bytes)}; the training waited {duration(waited_s)} for them "
+            f"({waited_s / steps_s:.1%} of its time), at most {duration(most_s)} for one")
 
 
-def _mirror_rows(uploaded: Sequence[kinds.Uploaded]) -> list[Row]:
+def _mirror(uploaded: Sequence[kinds.Uploaded]) -> str:
     if not uploaded:
-        return []
+        return ""
     sent, stored = sum(event.bytes for event in uploaded), sum(event.stored_bytes for event in uploaded)
     packed_s = sum(event.packing_s for event in uploaded)
     packed = f", as {memory(stored)} by compression, which took {duration(packed_s)}" if stored < sent else ""
-    return [("Mirror", f"{several(len(uploaded), 'upload')}, each verified: {memory(sent)}{packed}, in "
-                       f"{duration(sum(event.seconds for event in uploaded))} beside the training")]
+    return (f"{several(len(uploaded), 'upload')}, each verified: {memory(sent)}{packed}, in "
+            f"{duration(sum(event.seconds for event in uploaded))} beside the training")
 
 
-def _memory_rows(measured: Memory | None, peak_bytes: int | None) -> list[Row]:
+def _memory(measured: Memory | None, peak_bytes: int | None) -> str:
     process = f"the process: {memory(peak_bytes)} at the peak" if peak_bytes else ""
     if measured is None:
-        return [("Memory", process)] if process else []
+        return process
     allocated, predicted = measured.allocated_bytes, sum(measured.predicted.values())
     text = f"{memory(allocated)} of tensors at the peak of step {measured.step:,}; the plan expected {memory(predicted)}"
     text += f" ({predicted / allocated - 1:+.1%})" if allocated else ""
@@ -233,7 +230,7 @@ def _memory_rows(measured: Memory | None, peak_bytes: int | None) -> list[Row]:
         text += f", and {memory(measured.fullest_bytes)} for the fullest possible passes"
     if measured.reserved_bytes:
         text += f"; {memory(measured.reserved_bytes)} reserved"
-    return [("Memory", f"{text}; {process}" if process else text)]
+    return f"{text}; {process}" if process else text
 
 
 def _next_rows(reason: str, folder: str, start: Start) -> list[Row]:

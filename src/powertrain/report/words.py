@@ -59,9 +59,7 @@ def said(value: str | float | None) -> str:
         return "-"
     if isinstance(value, (bool, str)):
         return str(value)
-    if isinstance(value, int) or (abs(value) >= 1e5 and value == round(value)):
-        return f"{value:,.0f}"
-    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1e5 else f"{value:.5g}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.models.kernels import build
-from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why, WrongUse
+from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why, WrongUse
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 from powertrain.training.objectives import NextToken, objective_of
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from powertrain.models.kernels.block import model
-    from powertrain.records import Batch
     from powertrain.training.objective import Sums
     from powertrain.training.setup import Lap, Setup
 
