@@ -216,7 +216,7 @@ class Technique:
             raise CannotBuild(f"{self.name}: {what} could not be compiled: {error}; {otherwise}", instead) from None
 
     @classmethod
-    def pinned(cls, run: PlannedRun, setting: str) -> Any:
+    def pinned_setting(cls, run: PlannedRun, setting: str) -> Any:
         """Return the value that the recipe asks for, or None."""
         pin = run.recipe.techniques.get(cls.name)
         return pin.get(setting) if isinstance(pin, Mapping) else None

@@ -68,7 +68,7 @@ class ChunkedCrossEntropy(Technique):
             return cls.refuse(Why.DOES_NOT_APPLY, f"the objective {objective.name} computes no cross-entropy")
         tokens = data.train_batch_size * data.block
         whole_bytes = tokens * model.vocabulary * LOGIT_COPIES_BYTES
-        kernels = cls.pinned(run, "kernels")
+        kernels = cls.pinned_setting(run, "kernels")
         if kernels is not None and (refusal := cls._without(kernels, run)) is not None:
             return refusal
         kernels = kernels or next(name for name in ("triton", "cpp", "torch") if cls._is_worth(name, run))

@@ -100,7 +100,7 @@ class FusedBlocks(Technique):
             return cls.refuse(Why.NOT_NEEDED, "all passes have the same length; torch_compile was faster for such passes "
                                               f"(study: {COMPILED_STUDY})", cls(), rival="torch_compile")
         small, no_call = cls._too_small(run), cls._why_no_one_call(run)
-        if cls.pinned(run, "kernels") == "one_call" and no_call is not None:
+        if cls.pinned_setting(run, "kernels") == "one_call" and no_call is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, f"a block cannot be one call, because {no_call}; use other kernels",
                               cure=("techniques.fused_blocks.kernels=cpp",))
         if small is not None and no_call is not None:
@@ -111,7 +111,7 @@ class FusedBlocks(Technique):
                               f"tokens needs {need}", cls(), numbers=need.numbers)
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"this is not tested on {device!r}")
-        if small is not None or cls.pinned(run, "kernels") == "one_call":
+        if small is not None or cls.pinned_setting(run, "kernels") == "one_call":
             return cls._in_cpp(run, "one_call", Effect(ONE_CALL_GAIN, 0, basis=f"study: {ONE_CALL_STUDY}"))
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
         claim = Effect(gain, 0, basis=basis, guessed=device == "cuda" and not drops)
@@ -124,7 +124,8 @@ class FusedBlocks(Technique):
     @classmethod
     def _why_not_pinned(cls, run: PlannedRun) -> Refusal | None:
         """Return why the kernels that the recipe asks for cannot run here, or None."""
-        kernels, device, cure = cls.pinned(run, "kernels"), run.hardware.device, ("techniques.fused_blocks.kernels=compiled",)
+        kernels, device = cls.pinned_setting(run, "kernels"), run.hardware.device
+        cure = ("techniques.fused_blocks.kernels=compiled",)
         if kernels in SOURCES and device != "cpu":
             return cls.refuse(Why.HARDWARE_LACKS, f"the kernel in C++ is for CPUs, and this run computes on {device!r}; use "
                               "kernels=compiled", cure=cure)
@@ -141,7 +142,7 @@ class FusedBlocks(Technique):
     @classmethod
     def _takes_cpp(cls, run: PlannedRun) -> bool:
         """Return whether our own kernel has all the elementwise work of this run, and no pin asks for another."""
-        decided, pinned = run.decided, cls.pinned(run, "kernels")
+        decided, pinned = run.decided, cls.pinned_setting(run, "kernels")
         return (pinned in (None, *SOURCES) and run.hardware.device == "cpu" and decided.dtype in ("fp32", "bf16")
                 and decided.base_dtype not in EIGHT_BIT and not run.model.dropout)
 
@@ -156,7 +157,7 @@ class FusedBlocks(Technique):
     @classmethod
     def _why_no_one_call(cls, run: PlannedRun) -> str | None:
         """Return why a block's work cannot be one call of our own kernel in this run, or None."""
-        model, pinned = run.model, cls.pinned(run, "kernels")
+        model, pinned = run.model, cls.pinned_setting(run, "kernels")
         if pinned not in (None, "one_call"):
             return f"the recipe asks for kernels={pinned}"
         if run.decided.kernel != "ragged" or run.decided.dtype not in ("fp32", "bf16"):

@@ -69,7 +69,7 @@ class Sharding(Technique):
             return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_divided(run)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
-        if run.recipe.ema.decay is not None and cls.pinned(run, "engine") == "deepspeed":
+        if run.recipe.ema.decay is not None and cls.pinned_setting(run, "engine") == "deepspeed":
             return cls.refuse(Why.CONFLICT, "DeepSpeed updates parts of flat buffers, of which no average is kept "
                                             f"(ema.decay={run.recipe.ema.decay:g}); use techniques.sharding.engine=fsdp")
         held = Need(needed := standing_bytes(run.model, run.optimizer), planned_room_bytes(run.hardware))
