@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, wraps
 from importlib import resources
+from itertools import islice
 from string import Formatter
 from typing import Any
 
@@ -91,6 +92,15 @@ def code_rule(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule
         return ask(subject.script, subject, where) if subject.script is not None else iter(())
 
     return rule(of_script)
+
+
+def code_rule_once(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule[Any]:
+    """Make a rule as `code_rule` does that reports the first place only: who mends it finds the others beside it."""
+    @wraps(ask)
+    def of_first(script: Script, subject: Subject, where: Circumstances) -> Findings:
+        return islice(ask(script, subject, where), 1)
+
+    return code_rule(of_first)
 
 
 def _without_our_figures(finding: Finding, where: Circumstances) -> Finding:

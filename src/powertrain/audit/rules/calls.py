@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from powertrain.audit.edits import with_text
 from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, required
 from powertrain.audit.reading_calls import OF_THE_CONFIG
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.names import REMOVED, SINCE, is_guarded
 from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import FunctionNode, Script, argument, last_name
@@ -165,7 +165,7 @@ def _is_parsed(script: Script, name: str) -> bool:
     return True
 
 
-@code_rule
+@code_rule_once
 def dtype_as_dotted_text(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A type is given as a text that begins with torch., which torch is then asked for."""
     for node in script.nodes:
@@ -173,10 +173,9 @@ def dtype_as_dotted_text(script: Script, subject: Subject, where: Circumstances)
         if isinstance(value, ast.Constant) and str(value.value).startswith("torch."):
             name = str(value.value).removeprefix("torch.")
             yield found("critical", node, name=name, edits=with_text(script, value, f'"{name}"'))
-            return
 
 
-@code_rule
+@code_rule_once
 def chat_template_gives_a_dictionary(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """apply_chat_template gives a dictionary where the code takes it for the tokens."""
     version = where.version("transformers")
@@ -190,7 +189,6 @@ def chat_template_gives_a_dictionary(script: Script, subject: Subject, where: Ci
         use = _taken_for_tokens(script, call)
         if use is not None:
             yield found("critical", call, use)
-            return
 
 
 def _taken_for_tokens(script: Script, call: ast.Call) -> ast.AST | None:

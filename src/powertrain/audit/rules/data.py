@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from powertrain.audit.edits import lines_of, removed, set_to, with_argument, with_line
-from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, rule
 from powertrain.audit.script import Script, argument
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.cost.workload import SHARES, lengths_at, padding_share
@@ -169,7 +169,7 @@ def columns_kept(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", KEPT, edits=removed(subject, KEPT))
 
 
-@code_rule
+@code_rule_once
 def documents_concatenated(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Documents are joined and cut into blocks, and nothing keeps them apart."""
     for function in script.functions.values() if not script.says(*APART) else ():
@@ -182,10 +182,9 @@ def documents_concatenated(script: Script, subject: Subject, where: Circumstance
         cuts = any(script.name(call) == "range" and len(call.args) == 3 for call in calls)
         if joined is not None and cuts:
             yield found("moderate" if script.says(*PROMPTED) else "low", joined)
-            return
 
 
-@code_rule
+@code_rule_once
 def tokenised_each_epoch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Text is tokenised again whenever it is drawn."""
     for name in DRAWING if not script.says("IterableDataset") else ():
@@ -193,7 +192,6 @@ def tokenised_each_epoch(script: Script, subject: Subject, where: Circumstances)
         call = next((node for node in inner if isinstance(node, ast.Call) and _tokenises(node)), None)
         if call is not None and script.is_reached(call):
             yield found("low", call, name=name)
-            return
 
 
 def _tokenises(node: ast.Call) -> bool:

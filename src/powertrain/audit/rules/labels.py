@@ -7,7 +7,7 @@ from itertools import chain
 from powertrain.audit.edits import Edits, removed, with_text
 from powertrain.audit.installed import in_force
 from powertrain.audit.reading_calls import WITHOUT_PADDING
-from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, rule
 from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script, argument, is_called
 from powertrain.audit.steps import is_without_gradients
@@ -131,7 +131,7 @@ def _unshifted(script: Script, shifted: ast.AST) -> Edits:
     return edits
 
 
-@code_rule
+@code_rule_once
 def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script's own loss compares logits with the tokens that the model has just read."""
     for call in script.nodes:
@@ -144,7 +144,6 @@ def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -
         tokens = any(getattr(node, "value", getattr(node, "id", "")) == "input_ids" for node in labels)
         if from_model and tokens and not any(isinstance(node, ast.Slice) for node in (*logits, *labels)):
             yield found("critical", call)
-            return
 
 
 @code_rule
@@ -255,7 +254,7 @@ def pad_token_missing(script: Script, subject: Subject, where: Circumstances) ->
         yield found("critical", padding, path, path=path.value)
 
 
-@code_rule
+@code_rule_once
 def masked_collator(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A collator for masked language modelling serves a model that predicts the next token."""
     causal = any(made.endswith(CAUSAL) for kinds in script.kinds.values() for made in kinds)
@@ -264,7 +263,6 @@ def masked_collator(script: Script, subject: Subject, where: Circumstances) -> F
         masks = given is None or (isinstance(given, ast.Constant) and given.value is True)
         if masks and all(keyword.arg for keyword in call.keywords):
             yield found("critical", call)
-            return
 
 
 @code_rule

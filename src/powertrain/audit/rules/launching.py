@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import SAMPLERS
 from powertrain.audit.rules.processes import PARALLEL
 from powertrain.audit.script import FunctionNode, Script, argument, inside, last_name
@@ -109,7 +109,7 @@ def _same_folder(script: Script, one: ast.Call, other: ast.Call) -> bool:
     return bool(one.args and other.args) and script.words(one.args[0]) == script.words(other.args[0])
 
 
-@code_rule
+@code_rule_once
 def one_process_waits(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """One process alone calls what all processes have to call together, and waits for ever."""
     together = _Together(script)
@@ -120,7 +120,6 @@ def one_process_waits(script: Script, subject: Subject, where: Circumstances) ->
         call = next(filter(together.has, script.reached(*alone)), None)
         if call is not None and not any(map(together.has, script.reached(*rest))):
             yield found("critical", call, test, call=script.words(call)[:60])
-            return
 
 
 def _alone(script: Script) -> Iterator[tuple[ast.expr, list[ast.stmt], list[ast.stmt]]]:

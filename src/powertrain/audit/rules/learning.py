@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import CAUSAL, is_copied
 from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import FunctionNode, Script, argument, inside, last_name
@@ -41,7 +41,7 @@ def _given(script: Script, name: str, function: ast.AST | None) -> list[ast.Assi
         isinstance(target, ast.Name) and target.id == name for target in node.targets)]
 
 
-@code_rule
+@code_rule_once
 def optimizer_of_earlier_weights(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The optimizer is made before the model that is trained: it updates weights of an earlier one."""
     for node in script.nodes:
@@ -59,7 +59,6 @@ def optimizer_of_earlier_weights(script: Script, subject: Subject, where: Circum
                     loop.lineno > later.lineno and script.function(loop) is function for loop in script.training_loops)
                 if node.lineno < later.lineno > max(again) and here and _replaces(script, later, name):
                     yield found("critical", node, later, name=name)
-                    return
 
 
 def _replaces(script: Script, later: ast.Assign, name: str) -> bool:
@@ -93,7 +92,7 @@ def _made_by(script: Script, node: ast.AST, ending: str) -> bool:
     return any(isinstance(value, ast.Call) and script.name(value).endswith(ending) for value in script.assigned(node))
 
 
-@code_rule
+@code_rule_once
 def probabilities_as_logits(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loss takes the softmax of what has been through a softmax already."""
     for call in script.nodes:
@@ -105,7 +104,6 @@ def probabilities_as_logits(script: Script, subject: Subject, where: Circumstanc
         given = [end for node in given for end in (_returned(script, node) or [node])]
         if given and all(_is_softmax(script, node) for node in given):
             yield found("critical", call, given[0])
-            return
 
 
 def _returned(script: Script, node: ast.AST) -> list[ast.AST]:
@@ -126,7 +124,7 @@ def _returned(script: Script, node: ast.AST) -> list[ast.AST]:
     return found_
 
 
-@code_rule
+@code_rule_once
 def loss_without_graph(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """backward() begins at a number that has no graph, so no weight gets a gradient."""
     for call in script.nodes:
@@ -144,7 +142,6 @@ def loss_without_graph(script: Script, subject: Subject, where: Circumstances) -
         lost = [each for each in made if _is_without_graph(script, each)]
         if made and len(lost) == len(made) and not adds:
             yield found("critical", call, lost[-1], name=node.id)
-            return
 
 
 def _is_without_graph(script: Script, made: ast.Assign) -> bool:
@@ -171,7 +168,7 @@ def never_stepped(script: Script, subject: Subject, where: Circumstances) -> Fin
             script.training_loops[0], ast.For | ast.AsyncFor) else script.training_loops[0].test)
 
 
-@code_rule
+@code_rule_once
 def everything_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """All weights of the model are frozen, and it is trained."""
     if script.says("get_peft_model", "peft_config", "PeftModel", "add_adapter", "Prompt", "lora", "LoRA"):
@@ -193,7 +190,6 @@ def everything_frozen(script: Script, subject: Subject, where: Circumstances) ->
         trained = any(_trains_it(script, each, name) and script.function(each) is function for each in script.nodes)
         if trained and not changed:
             yield found("critical", node, over, name=name)
-            return
 
 
 def _trains_it(script: Script, node: ast.AST, name: str) -> bool:
@@ -207,7 +203,7 @@ def _trains_it(script: Script, node: ast.AST, name: str) -> bool:
     return isinstance(given, ast.Name) and given.id == name
 
 
-@code_rule
+@code_rule_once
 def adapters_asked_of_base(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A model without adapters is asked for what only a model with adapters has."""
     for call in script.nodes:
@@ -228,7 +224,6 @@ def adapters_asked_of_base(script: Script, subject: Subject, where: Circumstance
             off = all(any(around in script.unused for around in (node, *script.ancestors(node))) for node in loose)
             yield found("critical" if off else "moderate", call, bases[0], method=last_name(call.func),
                         when=f", unless {_condition(script, loose[0])}" if loose else "")
-            return
 
 
 def _condition(script: Script, node: ast.AST) -> str | None:
@@ -237,7 +232,7 @@ def _condition(script: Script, node: ast.AST) -> str | None:
     return script.words(tests[0].test) if len(tests) == 1 and not tests[0].orelse else None
 
 
-@code_rule
+@code_rule_once
 def tokens_beyond_embeddings(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A token is added to the tokenizer, and the model has no embedding for it."""
     path = subject.value("model.path") or subject.value("tokenizer.path")
@@ -253,7 +248,6 @@ def tokens_beyond_embeddings(script: Script, subject: Subject, where: Circumstan
                if isinstance(text, str) and text not in OLD_TOKENS]
         if new and isinstance(call.func, ast.Attribute) and not script.conditions(call):
             yield found("critical", call, token=new[0], path=path)
-            return
 
 
 @code_rule
@@ -307,7 +301,7 @@ def rows_of_unequal_length(script: Script, subject: Subject, where: Circumstance
         yield found("critical", trainer, labels, pads=helped)
 
 
-@code_rule
+@code_rule_once
 def resumes_from_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The training is always told to resume, also where there is no checkpoint yet."""
     for call in script.calls(".train"):
@@ -315,4 +309,3 @@ def resumes_from_nothing(script: Script, subject: Subject, where: Circumstances)
         always = isinstance(asked, ast.Constant) and asked.value is True and not script.conditions(call)
         if always and "trainer" in script.sections and not is_tried(script, call):
             yield found("critical", call)
-            return

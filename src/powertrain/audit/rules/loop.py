@@ -3,7 +3,7 @@
 import ast
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.script import FunctionNode, Loop, Script, argument, last_name
 from powertrain.audit.steps import Step, StepCall, interval, is_without_gradients, step_code, training_steps
@@ -59,7 +59,7 @@ def loop_in_fp32(script: Script, subject: Subject, where: Circumstances) -> Find
         yield found("moderate", step.backward[0].node, moved)
 
 
-@code_rule
+@code_rule_once
 def norms_decayed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Weight decay pulls the gains of norms and the biases to zero, like weights."""
     decay = subject.in_force("optimizer.weight_decay")
@@ -69,7 +69,6 @@ def norms_decayed(script: Script, subject: Subject, where: Circumstances) -> Fin
         if whole and script.training_loops and not subject.has_adapters and isinstance(decay, (int, float)) and decay > 0 and \
                 not script.says("get_peft_model", "lora"):
             yield found("moderate" if decay >= STRONG_DECAY else "low", call, decay=decay)
-            return
 
 
 def _kept_on_device(script: Script, node: ast.Call) -> Edits:
@@ -102,7 +101,7 @@ def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances
                     edits=_taken_out(script, *nodes))
 
 
-@code_rule
+@code_rule_once
 def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Autograd's search for the origin of NaN is on."""
     for call in script.calls(*ANOMALIES):
@@ -110,7 +109,6 @@ def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances)
         off = given is not None and not (isinstance(given, ast.Constant) and given.value)
         if not off and not script.conditions(call):
             yield found("moderate", call, edits=_taken_out(script, call))
-            return
 
 
 @rule
@@ -132,7 +130,7 @@ def cudnn_benchmark(script: Script, subject: Subject, where: Circumstances) -> F
                 edits=without(script, statement) if statement is not None else ())
 
 
-@code_rule
+@code_rule_once
 def evaluation_keeps_gradients(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The evaluation stores activations that only a backward pass needs."""
     for call in script.calls(".eval") if not script.has_call("torch.set_grad_enabled") else ():
@@ -144,7 +142,6 @@ def evaluation_keeps_gradients(script: Script, subject: Subject, where: Circumst
             function is not None and not any(script.is_within(other, function) for other in script.training_loops)
             and script.imported.get("torch") == "torch") else ()
         yield found("moderate", call, loop.iter if isinstance(loop, ast.For) else loop, edits=edits)
-        return
 
 
 def _evaluation_after(script: Script, call: ast.Call) -> Loop | None:
@@ -161,7 +158,7 @@ def _is_without_gradients(script: Script, loop: Loop) -> bool:
     return any(is_without_gradients(script, node) for node in (*ast.walk(loop), *callers))
 
 
-@code_rule
+@code_rule_once
 def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop calls model.eval() and never model.train(), so dropout stays off."""
     if script.classes and not script.says("ropout", "BatchNorm", "from_pretrained"):     # a network without any
@@ -175,7 +172,6 @@ def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstanc
             elsewhere = script.function(switched[0]) is not script.function(around) or around is step.node
             edits = () if elsewhere else with_line(script, around.body[0], f"{model}.train()")
             yield found("moderate", switched[0], edits=edits)
-            return
 
 
 def _around(script: Script, step: Step) -> list[Loop]:

@@ -14,7 +14,7 @@ from powertrain.audit.installed import (
     members,
 )
 from powertrain.audit.reading_calls import OF_THE_CONFIG
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.memory import OFFLOAD
 from powertrain.audit.script import Script, argument, last_name
 from powertrain.audit.subject import TRAINERS, Circumstances, Setting, Subject
@@ -179,17 +179,16 @@ def removed_imports(script: Script, subject: Subject, where: Circumstances) -> F
         yield found(since(where), *dict.fromkeys(node for node, _ in gone), names=says)
 
 
-@code_rule
+@code_rule_once
 def wrong_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call has an argument that its function does not take."""
     for call in script.calls("torch.cuda.amp.autocast"):
         wrong = next((item for item in call.keywords if item.arg == "device_type"), None)
         if wrong is not None:
             yield found("critical", wrong)
-            return
 
 
-@code_rule
+@code_rule_once
 def autocast_of_a_place(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """autocast gets the name of one device where it wants a kind of device."""
     for call in script.calls("torch.autocast", "torch.amp.autocast"):
@@ -198,7 +197,6 @@ def autocast_of_a_place(script: Script, subject: Subject, where: Circumstances) 
         if any(ast.unparse(value).strip("f'\"").startswith("cuda:") for value in values
                if isinstance(value, ast.Constant | ast.JoinedStr)):
             yield found("critical", call)
-            return
 
 
 @code_rule

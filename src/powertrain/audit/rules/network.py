@@ -2,7 +2,7 @@
 
 import ast
 
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import FunctionNode, Loop, Script, argument, last_name
 from powertrain.audit.subject import Circumstances, Subject
@@ -21,7 +21,7 @@ WEIGHING = ("att", "wei", "prob", "score")           # in names of what weighs t
 LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub", "Checkpoint", "log_model", "artifact", "store")
 
 
-@code_rule
+@code_rule_once
 def same_layer_repeated(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The layers of the network are one layer, taken several times."""
     if script.says(*SHARED):
@@ -32,7 +32,6 @@ def same_layer_repeated(script: Script, subject: Subject, where: Circumstances) 
             once = _made_once(listed)
             if once is not None and _may_have_weights(script, once):
                 yield found("critical", call, once if once is not listed else None)
-                return
 
 
 def _made_once(listed: ast.expr) -> ast.expr | None:
@@ -53,7 +52,7 @@ def _may_have_weights(script: Script, layer: ast.expr) -> bool:
     return all(isinstance(each, ast.Call) and (last_name(each.func) in (*TRAINED, *script.classes)) for each in made)
 
 
-@code_rule
+@code_rule_once
 def layer_made_in_pass(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A layer with weights is made anew in every forward pass."""
     for call in script.nodes:
@@ -66,7 +65,6 @@ def layer_made_in_pass(script: Script, subject: Subject, where: Circumstances) -
             script, call, function))         # made once, where there is none yet
         if is_made and not lasts and isinstance(of_network, ast.ClassDef) and of_network.bases:
             yield found("critical", call, name=last_name(call.func))
-            return
 
 
 def _up_to(script: Script, node: ast.AST, outer: ast.AST) -> list[ast.AST]:
@@ -74,7 +72,7 @@ def _up_to(script: Script, node: ast.AST, outer: ast.AST) -> list[ast.AST]:
     return around[:around.index(outer)]
 
 
-@code_rule
+@code_rule_once
 def masked_with_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A mask puts a number near zero into the scores of attention, where it means a large negative one."""
     for call in script.calls(".masked_fill", ".masked_fill_"):
@@ -89,7 +87,6 @@ def masked_with_nothing(script: Script, subject: Subject, where: Circumstances) 
             for given in (*node.args[:1], *_owner(node)) for inner in ast.walk(given))), None)
         if softmax is not None:
             yield found("critical", call, softmax, number=number)
-            return
 
 
 def _is_softmax(call: ast.Call) -> bool:
@@ -102,7 +99,7 @@ def _owner(call: ast.Call) -> list[ast.expr]:
     return [call.func.value] if isinstance(call.func, ast.Attribute) else []
 
 
-@code_rule
+@code_rule_once
 def attention_across_batch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch's attention takes the batch's examples for the places of a sequence."""
     turned = any(last_name(node.func if isinstance(node, ast.Call) else node) in TURNING for node in ast.walk(script.tree)
@@ -117,10 +114,9 @@ def attention_across_batch(script: Script, subject: Subject, where: Circumstance
         if place is not None and isinstance(call, ast.Call) and argument(call, "batch_first", place) is None and all(
                 item.arg for item in call.keywords):
             yield found("critical", call, loaded, name=last_name(call.func))
-            return
 
 
-@code_rule
+@code_rule_once
 def attention_thrown_away(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A forward pass computes attention, and nothing reads the result."""
     for node in script.nodes:
@@ -136,14 +132,13 @@ def attention_thrown_away(script: Script, subject: Subject, where: Circumstances
             continue
         if not _is_read(target.id, function):
             yield found("critical", node, name=target.id)
-            return
 
 
 def _is_read(name: str, within: ast.AST) -> bool:
     return any(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in ast.walk(within))
 
 
-@code_rule
+@code_rule_once
 def adapters_never_applied(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A configuration of adapters is made, and nothing takes it."""
     for node in script.nodes:
@@ -154,10 +149,9 @@ def adapters_never_applied(script: Script, subject: Subject, where: Circumstance
         if not isinstance(script.parents[node], ast.ClassDef) and not _is_read(target.id, script.tree) and script.module(
                 node) is None and not script.says("locals", "globals"):
             yield found("critical", node, name=target.id)
-            return
 
 
-@code_rule
+@code_rule_once
 def new_head_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The model gets a new head, and the adapters leave it frozen as it was drawn."""
     headed = [call for call in script.nodes if isinstance(call, ast.Call) and script.name(call).endswith(HEADED)]
@@ -172,10 +166,9 @@ def new_head_frozen(script: Script, subject: Subject, where: Circumstances) -> F
         if known and not set_later and all(item.arg for item in call.keywords) and not any(
                 word in script.words(kind or call.func) for word in OF_HEADS):
             yield found("critical", call, headed[0])
-            return
 
 
-@code_rule
+@code_rule_once
 def best_weights_shared(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The best weights are kept as state_dict() gives them, which go on being trained."""
     for node in script.nodes:
@@ -193,7 +186,6 @@ def best_weights_shared(script: Script, subject: Subject, where: Circumstances) 
             isinstance(target, ast.Attribute) or _comes_after(script, call, loops[-1]))), None)
         if loaded is not None and not script.says("FullStateDictConfig", "get_model_state_dict"):
             yield found("critical", node, loaded, name=ast.unparse(target))
-            return
 
 
 def _of_state(call: ast.Call) -> ast.expr | None:
@@ -207,7 +199,7 @@ def _comes_after(script: Script, node: ast.AST, loop: Loop) -> bool:
     return script.function(node) is script.function(loop) and getattr(node, "lineno", 0) > (loop.end_lineno or 0)
 
 
-@code_rule
+@code_rule_once
 def model_left_behind(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The batches are moved to the GPU, and the model never is."""
     if where.on_cpu or not script.says("cuda"):
@@ -227,7 +219,6 @@ def model_left_behind(script: Script, subject: Subject, where: Circumstances) ->
                     _is_about(each, call.func.id, node) for each in moves for node in made) and not _is_handed_on(
                         script, call.func.id, loop):
                 yield found("critical", made[0], moved, name=call.func.id)
-                return
 
 
 def _is_handed_on(script: Script, name: str, loop: Loop) -> bool:
@@ -267,7 +258,7 @@ def never_saved(script: Script, subject: Subject, where: Circumstances) -> Findi
         yield found("moderate", loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
 
 
-@code_rule
+@code_rule_once
 def view_of_a_slice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A tensor that was cut in its second dimension or a later one is given another shape by `view`."""
     for call in script.calls(".view"):
@@ -276,7 +267,6 @@ def view_of_a_slice(script: Script, subject: Subject, where: Circumstances) -> F
         values = script.assigned(owner) if isinstance(owner, ast.Name) else [owner]
         if flat and values and all(map(is_cut_inside, values)) and not is_tried(script, call):
             yield found("critical", call, values[0] if values[0] is not owner else None)
-            return
 
 
 def is_cut_inside(value: ast.AST) -> bool:

@@ -2,7 +2,7 @@
 
 import ast
 
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import given_to, is_masked, starts_at_the_second
 from powertrain.audit.rules.names import since
 from powertrain.audit.script import Script, argument, last_name
@@ -40,7 +40,7 @@ def _is_of_scores(script: Script, call: ast.Call) -> bool:
             ast.unparse(item) for item in node.args} for node in ast.walk(function))
 
 
-@code_rule
+@code_rule_once
 def layer_never_used(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The network makes a layer with weights, and nothing uses it."""
     read = {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
@@ -50,10 +50,9 @@ def layer_never_used(script: Script, subject: Subject, where: Circumstances) -> 
             "torch.nn.") and last_name(node.value.func) in WEIGHTED
         if made and isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self" and target.attr not in read:
             yield found("moderate", node, name=target.attr)
-            return
 
 
-@code_rule
+@code_rule_once
 def moved_and_lost(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A tensor is moved to the device, and the result is thrown away."""
     for node in script.nodes:
@@ -64,7 +63,6 @@ def moved_and_lost(script: Script, subject: Subject, where: Circumstances) -> Fi
                 isinstance(value, ast.Call) and script.name(value) in MADE_ON_THE_CPU for value in script.assigned(owner)):
             severity: Severity = "low" if where.on_cpu else "critical"
             yield found(severity, call, name=owner.id)
-            return
 
 
 @code_rule
@@ -117,7 +115,7 @@ def reward_without_answers(script: Script, subject: Subject, where: Circumstance
             yield found("critical", *spec.args[-1:], asked=", ".join(sorted(asked)), name=name)
 
 
-@code_rule
+@code_rule_once
 def adapters_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Trained adapters are loaded to be trained on, and are loaded frozen."""
     for call in script.calls("peft.PeftModel.from_pretrained", "peft.AutoPeftModelForCausalLM.from_pretrained"):
@@ -127,7 +125,6 @@ def adapters_frozen(script: Script, subject: Subject, where: Circumstances) -> F
                         if script.function(loop) is script.function(call))
         if given is None and not said and not evaluates and script.training_loops:
             yield found("critical", call)
-            return
 
 
 @code_rule
@@ -168,7 +165,7 @@ def adapter_file_renamed(script: Script, subject: Subject, where: Circumstances)
         yield found(since(where), names[0])
 
 
-@code_rule
+@code_rule_once
 def sorted_as_text(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Checkpoints are put in the order of their names, in which 10000 comes before 5000."""
     for call in script.nodes:
@@ -181,7 +178,6 @@ def sorted_as_text(script: Script, subject: Subject, where: Circumstances) -> Fi
         numbered = any(isinstance(node, ast.JoinedStr) and _is_of_a_step(node) for node in script.nodes)
         if listed and numbered and any(word in around for word in PLACED):
             yield found("critical", call)
-            return
 
 
 def _is_of_a_step(node: ast.JoinedStr) -> bool:
@@ -225,7 +221,7 @@ def trainer_never_trains(script: Script, subject: Subject, where: Circumstances)
         yield found("critical", made)
 
 
-@code_rule
+@code_rule_once
 def padded_targets_trained(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The targets are padded to one length, and the loss counts their padding."""
     if is_masked(script):
@@ -241,4 +237,3 @@ def padded_targets_trained(script: Script, subject: Subject, where: Circumstance
                           for kinds in script.kinds.values() for made in kinds)
             if name in named and "input_ids" in script.words(value) and source is not None and seq2seq:
                 yield found("critical", node, source)
-                return

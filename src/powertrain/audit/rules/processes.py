@@ -3,7 +3,7 @@
 import ast
 
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.script import Script, argument, last_name
 from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
@@ -109,7 +109,7 @@ def _leading_to(script: Script, call: ast.Call) -> list[ast.Call]:
     return found
 
 
-@code_rule
+@code_rule_once
 def saved_by_every_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Every process writes the same checkpoint."""
     if not script.has_call("torch.distributed.init_process_group"):
@@ -125,10 +125,9 @@ def saved_by_every_process(script: Script, subject: Subject, where: Circumstance
                      for node in _leading_to(script, call) if (each := script.function(node)) is not None)
         if not hidden and not any(word in text for word in RANKED):
             yield found("moderate", call)
-            return
 
 
-@code_rule
+@code_rule_once
 def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Checkpoints lack the optimizer, the schedule or the place in the run."""
     if not script.training_loops or script.has_call(*WHOLE) or script.has_call(
@@ -142,7 +141,6 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
     saved = " ".join(script.words(node) for first in given for node in (first, *script.assigned(first))).lower()
     if saves and "optim" not in saved:
         yield found("moderate", *saves[:3], case="weights")
-        return
     used = " ".join(name.lower() for name in script.kinds)
     missing = [what for what, words in PARTS.items() if not any(word in saved for word in words)
                and (what == "the place in the run" or any(word in used for word in words))]
@@ -150,14 +148,13 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
         yield found("low", *saves[:2], missing=", ".join(missing))
 
 
-@code_rule
+@code_rule_once
 def compiled_names_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Weights are saved under the names of the compiled model."""
     for call in script.calls(".state_dict") if not script.says("_orig_mod") else ():
         owner = call.func.value if isinstance(call.func, ast.Attribute) else call
         if isinstance(owner, (ast.Name, ast.Attribute)) and script.is_made_by(owner, "torch.compile"):
             yield found("low", call)
-            return
 
 
 @rule
@@ -167,7 +164,7 @@ def one_checkpoint_kept(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", LIMIT, edits=set_to(subject, LIMIT, 2), best=subject.on("training.load_best_model_at_end"))
 
 
-@code_rule
+@code_rule_once
 def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch.load opens a file in a way that runs the code in it."""
     for call in script.calls("torch.load"):
@@ -176,10 +173,9 @@ def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Fin
         if asked or (given is None and not is_safe):
             edits = with_argument(script, call, "weights_only", "True")
             yield found("moderate" if asked else "low", call, old=not asked, edits=edits)
-            return
 
 
-@code_rule
+@code_rule_once
 def own_objects_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch.load takes tensors and plain values only, and the project saves an object of its own in the file."""
     loads = [call for call in script.calls("torch.load") if is_true(argument(call, "weights_only"))]
@@ -196,7 +192,6 @@ def own_objects_refused(script: Script, subject: Subject, where: Circumstances) 
             if load is not None and refused:
                 yield found("critical", load, refused[0], file=script.words(argument(save, "f", 1) or save),
                             object=script.words(refused[0]))
-                return
 
 
 def reads(script: Script, load: ast.Call, table: ast.Dict) -> bool:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from powertrain.audit.project import HIGHEST
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
 from powertrain.audit.scopes import (
@@ -47,7 +47,7 @@ REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
 BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
 
 
-@code_rule
+@code_rule_once
 def refused_by_python(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Python refuses the file, though each of its lines can be read."""
     texts = [(script.own_text, str(script.path)), *((module.text, str(module.path)) for module in script.modules)]
@@ -60,7 +60,6 @@ def refused_by_python(script: Script, subject: Subject, where: Circumstances) ->
             line = getattr(error, "lineno", None) or 1
             words = text.splitlines()[line - 1].strip() if line <= text.count("\n") + 1 and text.strip() else ""
             yield found("critical", Evidence(words, Place(path, line)), said=getattr(error, "msg", str(error)))
-            return
 
 
 @code_rule
@@ -298,7 +297,7 @@ def remote_code_unpinned(subject: Subject, where: Circumstances) -> Findings:
         yield found("moderate", *keys)
 
 
-@code_rule
+@code_rule_once
 def begins_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The chat template writes a beginning-of-text token, and the tokenizer puts another one in front."""
     path = subject.value("tokenizer.path") or subject.value("model.path")
@@ -312,7 +311,6 @@ def begins_twice(script: Script, subject: Subject, where: Circumstances) -> Find
             asked = argument(template, "tokenize") if template is not None else None
             if template is not None and isinstance(asked, ast.Constant) and asked.value is False:
                 yield found("critical", call, template, path=path)
-                return
 
 
 @rule

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from powertrain.audit.installed import defined, gives, in_force, members, root
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.calls import object_of, of_library, own_class
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.scopes import (
@@ -56,7 +56,7 @@ def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -
                         names=", ".join(dict.fromkeys(node.id for node in lost)))
 
 
-@code_rule
+@code_rule_once
 def used_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A name is used above the line that first gives it a value."""
     trees, reached = _trees(script), set(run_nodes(script))
@@ -64,10 +64,9 @@ def used_before_given(script: Script, subject: Subject, where: Circumstances) ->
         for node, later in used_before(tree):
             if node in reached and node.id not in KNOWN and not is_tried(script, node):
                 yield found("critical", node, later, name=node.id)
-                return
 
 
-@code_rule
+@code_rule_once
 def given_on_one_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A name has a value on one process only, and all processes read it."""
     reached = set(run_nodes(script))
@@ -93,7 +92,6 @@ def given_on_one_process(script: Script, subject: Subject, where: Circumstances)
                          and not is_tried(script, node)), None)
             if read is not None:
                 yield found("critical", read, stores[0], name=name)
-                return
 
 
 def _of_one_process(script: Script, node: ast.AST) -> bool:
@@ -102,7 +100,7 @@ def _of_one_process(script: Script, node: ast.AST) -> bool:
     return any(word in script.words(test).lower() for test in tests for word in RANKED)
 
 
-@code_rule
+@code_rule_once
 def rank_as_device(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The number of the process among all is taken for the number of its GPU."""
     if script.says("LOCAL_RANK", "local_rank", "local_process_index"):
@@ -117,7 +115,6 @@ def rank_as_device(script: Script, subject: Subject, where: Circumstances) -> Fi
         divided = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in behind)
         if ranks and not divided:
             yield found("moderate", call, ranks[0])
-            return
 
 
 @code_rule
@@ -248,7 +245,7 @@ def _file(script: Script, node: ast.AST) -> Path | None:
     return module.file if module is not None else None
 
 
-@code_rule
+@code_rule_once
 def names_not_of_module(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A module of the project is asked for a name that it does not have."""
     trees = {module.file: module for module in script.modules if module.file.name != "__init__.py"}
@@ -270,7 +267,6 @@ def names_not_of_module(script: Script, subject: Subject, where: Circumstances) 
         if not is_open(module.tree) and node.attr not in names | stored and not node.attr.startswith("__") \
                 and "__getattr__" not in names and "__main__" not in module.text and not is_tried(script, node):
             yield found("critical", node, name=node.attr, module=module.path.name)
-            return
 
 
 @code_rule

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from powertrain.audit.installed import defined, in_force, members
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
 from powertrain.audit.script import FunctionNode, Loop, Script, argument, inside, last_name
@@ -42,7 +42,7 @@ def needed_but_none(script: Script, subject: Subject, where: Circumstances) -> F
             yield found("critical", setting, name=key.rpartition(".")[2])
 
 
-@code_rule
+@code_rule_once
 def device_of_no_rank(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The name of the device is put together from a rank that is not set, and becomes cuda:None."""
     if script.launch:                                    # torchrun sets it
@@ -56,7 +56,6 @@ def device_of_no_rank(script: Script, subject: Subject, where: Circumstances) ->
         if asked and not script.conditions(node) and not any(
                 isinstance(around, ast.IfExp) for around in script.ancestors(node)):
             yield found("critical", node, asked[0])
-            return
 
 
 def _asks_environment(script: Script, node: ast.AST) -> bool:
@@ -106,7 +105,7 @@ def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -
         yield found("critical", pair, loss)
 
 
-@code_rule
+@code_rule_once
 def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A method of the model is called on the wrapper of several processes, which does not have it."""
     severity: Severity = "low" if where.has_one_device else "critical"
@@ -125,7 +124,6 @@ def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstanc
         wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, wrappings, node, owner)
         if wrapping is not None and not _unwraps(script, function or script.tree, owner.id):
             yield found(severity, call or node, wrapping, method=node.attr, name=owner.id)
-            return
 
 
 def _given_wrapped(script: Script, function: FunctionNode | None, owner: ast.Name) -> ast.AST | None:
@@ -240,7 +238,7 @@ def empty_rows(script: Script, subject: Subject, where: Circumstances) -> Findin
         yield found("critical" if alone else "moderate", source, data=str(source.value))
 
 
-@code_rule
+@code_rule_once
 def wrapper_that_is_none(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """DeepSpeed's wrapper of the model is taken where DeepSpeed may not run."""
     if subject.value("training.deepspeed") is not None or script.has_call("deepspeed.initialize"):
@@ -251,7 +249,6 @@ def wrapper_that_is_none(script: Script, subject: Subject, where: Circumstances)
         tests = [around.test for around in script.ancestors(node) if isinstance(around, ast.If | ast.IfExp)]
         if isinstance(script.parents[node], ast.Call) and not any("deepspeed" in script.words(test) for test in tests):
             yield found("critical", script.parents[node])
-            return
 
 
 @code_rule
@@ -274,7 +271,7 @@ def _changing(loop: Loop) -> Iterator[str]:
             yield node.id
 
 
-@code_rule
+@code_rule_once
 def resume_counts_batches(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A resumed run skips the batches that were trained, whatever their size was."""
     loader = script.sections.get("loader")
@@ -292,7 +289,6 @@ def resume_counts_batches(script: Script, subject: Subject, where: Circumstances
             word in last_name(call.func).lower() for word in SKIPPING) and names & _named_behind(script, call)), None)
         if names and skips is not None and "step" in place:
             yield found("moderate", skips, node)
-            return
 
 
 def _named_behind(script: Script, call: ast.Call) -> set[str]:
