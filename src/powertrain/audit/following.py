@@ -16,7 +16,8 @@ from typing import Any
 
 from powertrain.audit import expressions, known_calls
 from powertrain.audit.expressions import ClassValue, Expressions, FunctionValue, Made, Reference, Scope, Table, Unread
-from powertrain.audit.script import FunctionNode, Module, Script, Setting, argument
+from powertrain.audit.script import Module, Script, Setting
+from powertrain.audit.syntax import FunctionNode, argument
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25

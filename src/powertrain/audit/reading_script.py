@@ -28,9 +28,10 @@ from powertrain.audit.expressions import Expressions, Made, Unread, is_known, pl
 from powertrain.audit.following import Followed, follow
 from powertrain.audit.known_calls import unwrapped
 from powertrain.audit.project import load
-from powertrain.audit.script import Loop, Script, Setting, inside
+from powertrain.audit.script import Script, Setting
 from powertrain.audit.steps import Step, never_accumulates, outermost
 from powertrain.audit.subject import Framework, Subject
+from powertrain.audit.syntax import Loop, inside
 
 READING = (".item", ".tolist", "float")       # what copies a number from the device
 COUNTING = ("range", "trange")               # `for epoch in range(3)`, `in trange(3)`, `in tqdm(range(3))`

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from powertrain.audit.script import FunctionNode, Loop, Script, inside, last_name
+from powertrain.audit.script import Script
+from powertrain.audit.syntax import FunctionNode, Loop, inside, last_name
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",

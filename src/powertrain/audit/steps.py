@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, FunctionNode, Loop, Script, is_backward, is_called, last_name
+from powertrain.audit.script import DEEPEST_HELPER, Script
+from powertrain.audit.syntax import DEFINITIONS, FunctionNode, Loop, is_backward, is_called, last_name
 
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.set_grad_enabled", "torch.autograd.no_grad")
 

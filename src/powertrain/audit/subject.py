@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 import yaml
 
-from powertrain.audit.script import Script, Setting, last_name
+from powertrain.audit.script import Script, Setting
+from powertrain.audit.syntax import last_name
 from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
 from powertrain.records.findings import Evidence, Place
 

@@ -4,9 +4,10 @@ import ast
 
 from powertrain.audit.edits import removed, renamed, set_to, with_line, with_text
 from powertrain.audit.rules.base import GIB, Findings, as_trained, at_most, code_rule, found, reckonable, room, rule
-from powertrain.audit.script import Script, argument, is_backward
+from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.audit.syntax import argument, every, is_backward, names_in
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
 from powertrain.cost.precision import GPU_SINCE, bf16_gain, bf16_pays, fp16_pays, shown, unit_of
 from powertrain.cost.work import recomputed_flops, training_flops
@@ -248,9 +249,8 @@ def cache_emptied(subject: Subject, where: Circumstances) -> Findings:
 def losses_kept_with_graph(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Losses are kept together with the graph that computed them."""
     for step in training_steps(script):
-        parts = [part for call in ast.walk(step.node) if isinstance(call, ast.Call) and is_backward(call)
-                 for part in (call.func, *call.args)]
-        names = {name.id for part in parts for name in ast.walk(part) if isinstance(name, ast.Name)}
+        parts = [part for call in every(ast.Call, step.node) if is_backward(call) for part in (call.func, *call.args)]
+        names = {name for part in parts for name in names_in(part)}
         for node in ast.walk(step.node):
             kept = _kept(node)
             # a sum that is itself differentiated has to keep its graph

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from powertrain.audit.edits import Edits, indent, indented, moved, set_to, with_argument, with_line, with_text
 from powertrain.audit.rules.base import Findings, at_most, code_rule, evaluation_share, found, reckonable, rule, tokens_per_step
-from powertrain.audit.script import FunctionNode, Script, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.steps import SCHEDULERS, Step, StepCall, never_accumulates, outermost, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, last_name
 from powertrain.cost.work import step_work
 from powertrain.records.findings import UNMEASURED, Expected, Severity
 

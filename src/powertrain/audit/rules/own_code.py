@@ -5,8 +5,9 @@ import ast
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import given_to, is_masked, starts_at_the_second
 from powertrain.audit.rules.names import since
-from powertrain.audit.script import Script, argument, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.audit.syntax import argument, last_name
 from powertrain.records.findings import Severity
 
 CAUSAL = ("tril", "triu", "causal", "attn_mask", "src_mask", "subsequent_mask", "look_ahead", "block_mask")

@@ -4,9 +4,10 @@ import ast
 
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
-from powertrain.audit.script import Script, argument, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import argument, last_name
 from powertrain.records.findings import Severity
 
 SPLITTING = ("auto", "balanced", "balanced_low_0", "sequential")

@@ -24,8 +24,9 @@ from powertrain.audit.scopes import (
     own_tree,
     run_nodes,
 )
-from powertrain.audit.script import DEFINITIONS, FunctionNode, Script, argument, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.audit.syntax import DEFINITIONS, FunctionNode, argument, last_name
 from powertrain.records.findings import Evidence, Place
 
 MAKING_NAMES = ("run_line_magic('run'", "run_line_magic('load", "pylab")        # what a notebook may have names from

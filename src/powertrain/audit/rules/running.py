@@ -23,8 +23,9 @@ from powertrain.audit.scopes import (
     run_nodes,
     used_before,
 )
-from powertrain.audit.script import FunctionNode, Script, inside, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, inside, last_name
 
 NOTEBOOK = ("_In[", "# In[", "# %%")         # what an exported notebook has: its cells may run in any order
 # Source: the tokenizers of transformers 5.23

@@ -7,8 +7,9 @@ from powertrain.audit.installed import defined, in_force, members
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
-from powertrain.audit.script import FunctionNode, Loop, Script, argument, inside, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, Loop, argument, inside, last_name
 from powertrain.records.findings import Severity
 
 NEEDED = ("lora.r", "lora.lora_alpha")       # numbers that a library reckons with: None ends the run
