@@ -119,9 +119,9 @@ def _zeroed_between(step: Step) -> StepCall | None:
 @code_rule
 def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Nothing sets the gradients back, so they add up over the whole run."""
-    names = {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and (
-        node.attr == "zero_grad" or (node.attr == "grad" and isinstance(node.ctx, ast.Store)))}
-    if names or script.has_call(*ZEROED_BY_OTHERS):
+    zeroes = any(node.attr == "zero_grad" or (node.attr == "grad" and isinstance(node.ctx, ast.Store))
+                 for node in script.every(ast.Attribute))
+    if zeroes or script.has_call(*ZEROED_BY_OTHERS):
         return
     for step in training_steps(script):
         own = [call for call in step.optimizer_steps if call.owner is not None and not _is_a_wrapper(script, call.owner)]
@@ -290,9 +290,8 @@ def best_checkpoint_intervals(subject: Subject, where: Circumstances) -> Finding
 def made_for(script: Script, step: Step) -> ast.Call | None:
     """Return the call that makes the schedule which a step advances; None where there is no such call or several."""
     names = {script.words(call.owner) for call in step.scheduler_steps if call.owner is not None}
-    made = [node.value for node in script.nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-            and script.name(node.value).endswith(SCHEDULERS)
-            and any(script.words(target) in names for target in node.targets)]
+    made = [node.value for node in script.every(ast.Assign) if isinstance(node.value, ast.Call) and script.name(
+        node.value).endswith(SCHEDULERS) and any(script.words(target) in names for target in node.targets)]
     return made[0] if len(made) == 1 else None
 
 
@@ -355,7 +354,7 @@ def scheduler_each_process(script: Script, subject: Subject, where: Circumstance
     if subject.framework != "accelerate" or script.says("step_scheduler_with_optimizer", "split_batches"):
         return
     devices = where.devices or 0
-    for prepare, given in [(call, given) for call in script.calls(".prepare") for given in call.args]:
+    for prepare, given in ((call, given) for call in script.calls(".prepare") for given in call.args):
         made = next((value for value in script.assigned(given) if isinstance(value, ast.Call)
                      and script.name(value).endswith(SCHEDULERS)), None)
         length = length_of(script, made)
