@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from powertrain.audit.script import Script
-from powertrain.audit.syntax import FunctionNode, Loop, inside, last_name
+from powertrain.audit.syntax import FunctionNode, Loop, every, inside, last_name, parameters_of
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
@@ -78,7 +78,7 @@ class Scopes:
         inner = (*chain, node)
         self.bound[node] = {"__class__"}
         if not isinstance(node, ast.ClassDef):
-            self.bound[node] |= {item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)}
+            self.bound[node] |= parameters_of(node)
         for statement in node.body:
             self._visit(statement, inner)
 
@@ -152,7 +152,7 @@ def used_before(tree: ast.Module) -> Iterator[tuple[ast.Name, ast.AST]]:
     for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))):
         order = _Order()
         if isinstance(scope, FunctionNode):
-            order.free |= {item.arg for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
+            order.free |= parameters_of(scope)
         for statement in scope.body:
             order.visit(statement, ())
         yield from order.unset()
@@ -161,12 +161,12 @@ def used_before(tree: ast.Module) -> Iterator[tuple[ast.Name, ast.AST]]:
 def only_added_to(tree: ast.Module) -> Iterator[ast.Name]:
     """Yield the names of a file that `x += 1` reads and nothing else in the same function gives a value."""
     everywhere = {name for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names} | KNOWN
-    files = [tree] if not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)) else []
+    files = [] if _taken_whole(tree) else [tree]
     for scope in (*files, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))):
         nodes = list(inside(scope))
         given = everywhere | {name for node in nodes for name in bound_by(node)}
         if isinstance(scope, FunctionNode):
-            given |= {item.arg for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
+            given |= parameters_of(scope)
         given |= {node.name for node in ast.walk(scope) if isinstance(node, FunctionNode | ast.ClassDef)}
         added = {node.target: node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(
             node.target, ast.Name)}
@@ -200,13 +200,13 @@ def run_nodes(script: Script) -> tuple[ast.AST, ...]:
     while waiting:
         for node in inside(waiting.pop(), FunctionNode | ast.Lambda):
             found.add(node)
-            of_name = (script.classes.get(node.id), script.functions.get(node.id)) if isinstance(node, ast.Name) else ()
-            named = [each for each in of_name if each is not None and isinstance(node, ast.Name) and means(script, node, each)]
-            called = script.called(node) if isinstance(node, ast.Call) else None
-            more: list[ast.AST] = [called] if called is not None and isinstance(node, ast.Call) and isinstance(
-                node.func, ast.Attribute) else []
-            for each in named:
-                more += script.methods(each) if isinstance(each, ast.ClassDef) else [each]
+            more: list[ast.AST] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                more += filter(None, [script.called(node)])
+            elif isinstance(node, ast.Name):
+                kind, function = script.classes.get(node.id), script.functions.get(node.id)
+                more += script.methods(kind) if kind is not None and means(script, node, kind) else []
+                more += [function] if function is not None and means(script, node, function) else []
             waiting += [each for each in more if each not in entered]
             entered |= set(more)
     found |= entered
@@ -224,12 +224,9 @@ def bound_names(tree: ast.AST) -> frozenset[str]:
             found.add(node.arg)
         elif isinstance(node, FunctionNode | ast.ClassDef):
             found.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(item.asname or item.name).partition(".")[0] for item in node.names}
-        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            found.add(node.name)
         elif isinstance(node, ast.Global | ast.Nonlocal):
             found |= set(node.names)
+        found |= set(bound_by(node))
     return frozenset(found)
 
 
@@ -240,20 +237,20 @@ def is_open(tree: ast.AST) -> bool:
 
 
 def _taken_whole(tree: ast.AST) -> list[ast.ImportFrom]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    return [node for node in every(ast.ImportFrom, tree) if node.names[0].name == "*"]
 
 
 def _opens(tree: ast.AST) -> bool:
-    return any(isinstance(node, ast.Call) and last_name(node.func) in OPENS for node in ast.walk(tree))
+    return any(last_name(call.func) in OPENS for call in every(ast.Call, tree))
 
 
 def names_of(script: Script, tree: ast.Module, seen: tuple[ast.AST, ...] = ()) -> frozenset[str] | None:
     """Return every name that a file binds or takes whole from modules of its project; None where it may have others."""
     if _opens(tree):
         return None
-    found = bound_names(tree) | {node.value for each in ast.walk(tree) if isinstance(each, ast.Assign) and any(
-        last_name(target) == "__all__" for target in each.targets) for node in ast.walk(each.value)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)}      # which may be modules of a package
+    listed = [each.value for each in every(ast.Assign, tree) if "__all__" in map(last_name, each.targets)]
+    found = bound_names(tree) | {node.value for each in listed for node in every(ast.Constant, each)
+                                 if isinstance(node.value, str)}     # which may be modules of a package
     files = {module.file: module.tree for module in script.modules}
     for node in _taken_whole(tree):
         other = files.get(script.project.get((node, ""), script.path))
