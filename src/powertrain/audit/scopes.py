@@ -245,11 +245,11 @@ def _opens(tree: ast.AST) -> bool:
 
 
 def names_of(script: Script, tree: ast.Module, seen: tuple[ast.AST, ...] = ()) -> frozenset[str] | None:
-    """Return every name that a file binds or takes whole from modules of its project; None where it may have others."""
+    """Return every name that a file has: its own, modules' that it takes whole, Python's; None where it may have others."""
     if _opens(tree):
         return None
     listed = [each.value for each in every(ast.Assign, tree) if "__all__" in map(last_name, each.targets)]
-    found = bound_names(tree) | {node.value for each in listed for node in every(ast.Constant, each)
+    found = KNOWN | bound_names(tree) | {node.value for each in listed for node in every(ast.Constant, each)
                                  if isinstance(node.value, str)}     # which may be modules of a package
     files = {module.file: module.tree for module in script.modules}
     for node in _taken_whole(tree):

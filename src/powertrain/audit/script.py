@@ -54,8 +54,7 @@ class Module:
     text: str
     tree: ast.Module
     imported: Mapping[str, str]
-    first: int = 0                           # its lines in the text of the whole
-    last: int = 0
+    first: int = 0                           # its first line in the text of the whole
 
 
 @dataclass(frozen=True, eq=False)        # what is worked out of one is kept by identity

@@ -229,11 +229,9 @@ def tokens_beyond_embeddings(script: Script, subject: Subject, where: Circumstan
             "resize_", "clone_chat_template", "setup_chat_format", "smart_tokenizer"):
         return
     for call in script.calls(".add_special_tokens", ".add_tokens") if script.has_made(*CAUSAL) else ():
-        texts = [node.value for item in call.args[:1] for node in ast.walk(item) if isinstance(node, ast.Constant)]
-        values = [node.value for item in call.args[:1] if isinstance(item, ast.Dict) for value in item.values
-                  for node in ast.walk(value) if isinstance(node, ast.Constant)]
-        new = [text for text in (values or ([] if isinstance(call.args[0] if call.args else None, ast.Dict) else texts))
-               if isinstance(text, str) and text not in OLD_TOKENS]
+        parts = [part for item in call.args[:1] for part in (item.values if isinstance(item, ast.Dict) else [item])]
+        new = [node.value for part in parts for node in every(ast.Constant, part)
+               if isinstance(node.value, str) and node.value not in OLD_TOKENS]
         if new and isinstance(call.func, ast.Attribute) and not script.conditions(call):
             yield found("critical", call, token=new[0], path=path)
 

@@ -1,6 +1,7 @@
 """Rules on a network that the script builds itself, and on the weights that it keeps of it."""
 
 import ast
+from itertools import takewhile
 
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.scopes import is_tried
@@ -62,15 +63,11 @@ def layer_made_in_pass(script: Script, subject: Subject, where: Circumstances) -
             continue
         of_network = script.parents[function]
         is_made = script.name(call).startswith("torch.nn.") and last_name(call.func) in TRAINED
-        lasts = any(isinstance(around, ast.If | ast.IfExp | ast.BoolOp | ast.Try | FunctionNode) for around in _up_to(
-            script, call, function))         # made once, where there is none yet
+        within = takewhile(lambda around: not isinstance(around, FunctionNode), script.ancestors(call))
+        # made once, where there is none yet
+        lasts = any(isinstance(around, ast.If | ast.IfExp | ast.BoolOp | ast.Try) for around in within)
         if is_made and not lasts and isinstance(of_network, ast.ClassDef) and of_network.bases:
             yield found("critical", call, name=last_name(call.func))
-
-
-def _up_to(script: Script, node: ast.AST, outer: ast.AST) -> list[ast.AST]:
-    around = list(script.ancestors(node))
-    return around[:around.index(outer)]
 
 
 @code_rule_once
@@ -156,13 +153,13 @@ def new_head_frozen(script: Script, subject: Subject, where: Circumstances) -> F
 @code_rule_once
 def best_weights_shared(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The best weights are kept as state_dict() gives them, which go on being trained."""
-    for node in script.every(ast.Assign):
-        target, loops = node.targets[0], script.loops(node)
-        owner = _of_state(node.value) if isinstance(node.value, ast.Call) else None
-        if owner is None or len(node.targets) > 1 or every(ast.Call, owner):
+    for taken in script.calls(".state_dict"):
+        node, owner = script.parents[taken], owner_of(taken)
+        if owner is None or taken.args or not isinstance(node, ast.Assign) or len(node.targets) > 1 or every(ast.Call, owner):
             continue                         # copied first
+        target, loops = node.targets[0], script.loops(node)
         best = "best" in last_name(target) or (isinstance(target, ast.Name) and bool(script.conditions(node)))
-        others = [value for value in script.assigned(target) if value is not node.value and not isinstance(value, ast.Constant)]
+        others = [value for value in script.assigned(target) if value is not taken and not isinstance(value, ast.Constant)]
         if not best or others or not (isinstance(target, ast.Attribute) or loops):
             continue
         loaded = next((call for call in script.calls(".load_state_dict") if call.args and last_name(call.args[0]) == last_name(
@@ -170,11 +167,6 @@ def best_weights_shared(script: Script, subject: Subject, where: Circumstances) 
             isinstance(target, ast.Attribute) or _comes_after(script, call, loops[-1]))), None)
         if loaded is not None and not script.says("FullStateDictConfig", "get_model_state_dict"):
             yield found("critical", node, loaded, name=ast.unparse(target))
-
-
-def _of_state(call: ast.Call) -> ast.expr | None:
-    """Return `model` of `model.state_dict()`; None for another call."""
-    return owner_of(call) if last_name(call.func) == "state_dict" and not call.args else None
 
 
 def _comes_after(script: Script, node: ast.AST, loop: Loop) -> bool:

@@ -12,17 +12,7 @@ from powertrain.audit.project import HIGHEST
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
-from powertrain.audit.scopes import (
-    KNOWN,
-    bound_names,
-    is_annotation,
-    is_open,
-    is_tried,
-    names_of,
-    only_added_to,
-    own_tree,
-    run_nodes,
-)
+from powertrain.audit.scopes import bound_names, is_annotation, is_open, is_tried, names_of, only_added_to, own_tree, run_nodes
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, is_constant, last_name, owner_of, targets_of
@@ -69,11 +59,11 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         bound = names_of(script, tree)
         if any(magic in script.text for magic in MAKING_NAMES):
             continue
-        names, inside = (bound or frozenset()) | KNOWN, set(ast.walk(tree))
+        inside = set(ast.walk(tree))
         reached = script.nodes if tree is own_tree(script) else run_nodes(script)
         added = set(only_added_to(tree))
         lost = [node for node in reached if isinstance(node, ast.Name)
-                and (node in added or (bound is not None and node.id not in names)) and node in inside
+                and (node in added or (bound is not None and node.id not in bound)) and node in inside
                 and not is_tried(script, node) and not is_annotation(script, node)]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
