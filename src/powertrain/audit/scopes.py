@@ -49,9 +49,8 @@ class Scopes:
             self._bind(node.name, chain)
             self._definition(node, chain)
         elif isinstance(node, ast.Lambda | COMPREHENSIONS):
-            inner = (*chain, node)
             self.bound[node] = set()
-            self._children(node, inner)
+            self._children(node, (*chain, node))
         elif isinstance(node, ast.NamedExpr):
             outer = tuple(scope for scope in chain if not isinstance(scope, COMPREHENSIONS))
             self._bind(node.target.id, outer)
@@ -59,28 +58,23 @@ class Scopes:
         elif isinstance(node, ast.Global):
             self.bound[self._module] |= set(node.names)
         elif isinstance(node, ast.AnnAssign):
-            for each in (node.target, node.value):
-                if each is not None:
-                    self._visit(each, chain)
+            for each in filter(None, (node.target, node.value)):
+                self._visit(each, chain)
         else:
             for name in bound_by(node):
                 self._bind(name, chain)
             self._children(node, chain)
 
     def _definition(self, node: Any, chain: Chain) -> None:
-        outside = [*node.decorator_list]
         if isinstance(node, ast.ClassDef):
-            outside += [*node.bases, *(item.value for item in node.keywords)]
+            outside = [*node.bases, *(item.value for item in node.keywords)]
         else:
-            outside += [*node.args.defaults, *(item for item in node.args.kw_defaults if item is not None)]
-        for each in outside:
+            outside = [*node.args.defaults, *(item for item in node.args.kw_defaults if item is not None)]
+        for each in (*node.decorator_list, *outside):
             self._visit(each, chain)
-        inner = (*chain, node)
-        self.bound[node] = {"__class__"}
-        if not isinstance(node, ast.ClassDef):
-            self.bound[node] |= parameters_of(node)
+        self.bound[node] = {"__class__"} | (parameters_of(node) if not isinstance(node, ast.ClassDef) else set())
         for statement in node.body:
-            self._visit(statement, inner)
+            self._visit(statement, (*chain, node))
 
     def _children(self, node: ast.AST, chain: Chain) -> None:
         for child in ast.iter_child_nodes(node):

@@ -202,8 +202,7 @@ def _taken_for_tokens(script: Script, call: ast.Call) -> ast.AST | None:
     if not isinstance(target, ast.Name) or len(script.assigned(target)) != 1:
         return statement if _wants_tokens(script, made) else None
     uses = [node for node in reads_of(target.id, script.tree) if script.module(node) is script.module(call)]
-    as_dictionary = any(isinstance(script.parents[node], ast.keyword) and script.parents[node].arg is None       # type: ignore[attr-defined]
-                        for node in uses)
+    as_dictionary = any(isinstance(around := script.parents[node], ast.keyword) and around.arg is None for node in uses)
     return None if as_dictionary else next((script.parents[node] for node in uses if _wants_tokens(script, node)), None)
 
 

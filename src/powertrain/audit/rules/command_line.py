@@ -1,6 +1,7 @@
 """Rules on the options of a script's command line, and on who reads them."""
 
 import ast
+from collections import defaultdict
 
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.calls import is_handed_on
@@ -50,22 +51,20 @@ def _flags(call: ast.Call) -> set[str]:
 
 def _namespaces(script: Script) -> set[str]:
     """Return the names that only ever hold what the command line gave, or what a function was given under such a name."""
-    given: dict[str, list[ast.AST]] = {}
+    given: defaultdict[str, list[ast.AST]] = defaultdict(list)
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
-                for inner in ast.walk(target):
-                    if isinstance(inner, ast.Name):
-                        given.setdefault(inner.id, []).append(node.value if inner is first else node)
+                for inner in every(ast.Name, target):
+                    given[inner.id].append(node.value if inner is first else node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            around = script.parents.get(node)
-            if not isinstance(around, ast.Assign | ast.Tuple):
-                given.setdefault(node.id, []).append(node)
+            if not isinstance(script.parents[node], ast.Assign | ast.Tuple):
+                given[node.id].append(node)
         elif isinstance(node, FunctionNode | ast.ClassDef):
-            given.setdefault(node.name, []).append(node)
+            given[node.name].append(node)
         for name in bound_by(node):
-            given.setdefault(name, []).append(node)
+            given[name].append(node)
     return {name for name, values in given.items() if all(
         isinstance(value, ast.Call) and last_name(value.func) in PARSING for value in values)}
 

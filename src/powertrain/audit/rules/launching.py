@@ -104,9 +104,9 @@ def sharded_weights_overwritten(script: Script, subject: Subject, where: Circums
 def one_process_waits(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """One process alone calls what all processes have to call together, and waits for ever."""
     together = _Together(script)
-    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test)
-                 and ("rank" in script.words(node.test).lower() or _is_of_others(script, node.test))
-                 and any(map(together.has, script.reached(node))) for node in script.nodes)
+    others = any(("rank" in script.words(node.test).lower() or _is_of_others(script, node.test))
+                 and not _is_of_the_first(script, node.test)
+                 and any(map(together.has, script.reached(node))) for node in script.every(ast.If))
     for test, alone, rest in _alone(script) if not others else ():
         call = next(filter(together.has, script.reached(*alone)), None)
         if call is not None and not any(map(together.has, script.reached(*rest))):
@@ -115,9 +115,7 @@ def one_process_waits(script: Script, subject: Subject, where: Circumstances) ->
 
 def _alone(script: Script) -> Iterator[tuple[ast.expr, list[ast.stmt], list[ast.stmt]]]:
     """Yield each condition on the process's number, what the first process does by it, and what the others do."""
-    for node in script.nodes:
-        if not isinstance(node, ast.If):
-            continue
+    for node in script.every(ast.If):
         if _is_of_the_first(script, node.test):
             yield node.test, node.body, node.orelse
         elif _is_of_others(script, node.test) and isinstance(node.body[-1], ast.Return) and not node.orelse:

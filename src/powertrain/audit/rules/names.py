@@ -67,8 +67,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED
              and name not in patched and not (of_others and name == "overwrite_output_dir")          # which it has itself
              and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
-    trainer = script.sections.get("trainer") if script is not None else None
-    given = trainer.keywords if script is not None and trainer is not None and script.name(trainer) == "trl.SFTTrainer" else []
+    given = script.sections["trainer"].keywords if script is not None and subject.trainer == "trl.SFTTrainer" else []
     of_settings = {setting.place.line for setting, _ in names.values()}
     rest = [item for item in passed if script is not None and script.place(item).line not in of_settings]
     known = [name for _, name in names.values()]
@@ -132,14 +131,13 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
     for node in script.nodes:
         lost: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            lost = [gone for item in node.names if item.name != "*" and (gone := _gone(node.module, item.name))]
+            lost = [_gone(node.module, item.name) for item in node.names if item.name != "*"]
         elif isinstance(node, ast.Import):
-            lost = [gone for item in node.names if (gone := _gone(item.name, ""))]
+            lost = [_gone(item.name, "") for item in node.names]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Load):
             owner = script.origin(node.value) or ""
-            lacking = f"{owner}.{node.attr}" if _class_lacks(owner, node.attr) else ""
-            lost = [gone for gone in [_gone(owner, node.attr) if is_module(owner) else lacking] if gone]
-        for gone in lost:
+            lost = [_gone(owner, node.attr) if is_module(owner) else _gone_of_class(owner, node.attr)]
+        for gone in filter(None, lost):
             if in_force(gone.partition(".")[0], where) and not is_guarded(script, node):
                 yield node, gone
 
@@ -151,12 +149,11 @@ def _gone(module: str, name: str) -> str:
     return module if is_missing(module) else f"{module}.{name}" if name and lacks(module, name) else ""
 
 
-def _class_lacks(dotted: str, name: str) -> bool:
-    """Return whether a library's class surely has no such attribute."""
+def _gone_of_class(dotted: str, name: str) -> str:
+    """Return the dotted name of an attribute that a library's class surely lacks; "" where it may have it."""
     module, _, last = dotted.rpartition(".")
-    of_library = module.partition(".")[0] in LIBRARIES - {"torch"}
-    has = members(defined(module, last)) if of_library else None
-    return has is not None and name not in has and not name.startswith("__")
+    has = members(defined(module, last)) if module.partition(".")[0] in LIBRARIES - {"torch"} else None
+    return f"{dotted}.{name}" if has is not None and name not in has and not name.startswith("__") else ""
 
 
 @code_rule

@@ -77,12 +77,12 @@ def micro_batches_synchronised(script: Script, subject: Subject, where: Circumst
     wrapped = next(script.calls(*PARALLEL), None) or (
         next(script.calls(".prepare"), None) if subject.framework == "accelerate" else None)
     step = next((step for step in training_steps(script) if step.accumulation is not None), None)
-    every = step.accumulation.every if step is not None and step.accumulation is not None else None
-    if subject.value("training.gradient_accumulation_steps") == 1 or (every is not None and 1 in _defaults(script, every)):
+    accumulation = step.accumulation if step is not None else None
+    if wrapped is None or step is None or accumulation is None or not step.backward:
         return
-    if wrapped is not None and step is not None and step.accumulation is not None and step.backward:
+    if subject.value("training.gradient_accumulation_steps") != 1 and 1 not in _defaults(script, accumulation.every):
         yield found("low" if where.has_one_device else "moderate", wrapped, step.backward[0].node,
-                    every=script.words(step.accumulation.every))
+                    every=script.words(accumulation.every))
 
 
 def _defaults(script: Script, node: ast.AST) -> list[object]:
