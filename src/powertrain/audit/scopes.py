@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,24 +37,21 @@ class Scopes:
             if not any(node.id in self.bound[scope] for scope in seen):
                 yield node
 
-    def _bind(self, name: str, chain: Chain) -> None:
-        self.bound[chain[-1]].add(name)
-
     def _visit(self, node: ast.AST, chain: Chain) -> None:
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load):
                 self.reads.append((node, chain))
             else:
-                self._bind(node.id, chain)
+                self.bound[chain[-1]].add(node.id)
         elif isinstance(node, FunctionNode | ast.ClassDef):
-            self._bind(node.name, chain)
+            self.bound[chain[-1]].add(node.name)
             self._definition(node, chain)
         elif isinstance(node, ast.Lambda | COMPREHENSIONS):
             self.bound[node] = set()
             self._children(node, (*chain, node))
         elif isinstance(node, ast.NamedExpr):
-            outer = tuple(scope for scope in chain if not isinstance(scope, COMPREHENSIONS))
-            self._bind(node.target.id, outer)
+            outer = [scope for scope in chain if not isinstance(scope, COMPREHENSIONS)]
+            self.bound[outer[-1]].add(node.target.id)
             self._visit(node.value, chain)
         elif isinstance(node, ast.Global):
             self.bound[self._module] |= set(node.names)
@@ -61,8 +59,7 @@ class Scopes:
             for each in filter(None, (node.target, node.value)):
                 self._visit(each, chain)
         else:
-            for name in bound_by(node):
-                self._bind(name, chain)
+            self.bound[chain[-1]].update(bound_by(node))
             self._children(node, chain)
 
     def _definition(self, node: Any, chain: Chain) -> None:
@@ -79,7 +76,7 @@ class Scopes:
     def _children(self, node: ast.AST, chain: Chain) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.arg):
-                self._bind(child.arg, chain)
+                self.bound[chain[-1]].add(child.arg)
             else:
                 self._visit(child, chain)
 
@@ -98,25 +95,22 @@ def bound_by(node: ast.AST) -> Iterator[str]:
 class _Order:
     """What one scope binds and reads, in the order of its text, each with the loops around."""
 
-    binds: dict[str, list[tuple[tuple[int, int], ast.AST, Chain]]] = field(default_factory=dict)
+    binds: defaultdict[str, list[tuple[tuple[int, int], ast.AST, Chain]]] = field(default_factory=lambda: defaultdict(list))
     reads: list[tuple[ast.Name, Chain]] = field(default_factory=list)
     free: set[str] = field(default_factory=set)          # arguments, and names of other scopes
 
     def unset(self) -> Iterator[tuple[ast.Name, ast.AST]]:
         """Yield (name, what first binds it) of names that are read above all that binds them, where no loop comes back."""
         for node, loops in self.reads:
-            made = self.binds.get(node.id, []) if node.id not in self.free else []
+            made = self.binds[node.id] if node.id not in self.free else []
             here = (node.lineno, node.col_offset)
             if made and all(place > here and not set(around) & set(loops) for place, _, around in made):
                 yield node, min(made, key=lambda one: one[0])[1]
 
-    def bind(self, name: str, place: tuple[int, int], node: ast.AST, loops: Chain) -> None:
-        self.binds.setdefault(name, []).append((place, node, loops))
-
     def visit(self, node: ast.AST, loops: Chain, at: tuple[int, int] | None = None) -> None:
         """Gather a node's part; `at` is where the names that it stores have their values."""
         if isinstance(node, FunctionNode | ast.ClassDef):
-            self.bind(node.name, (node.lineno, 0), node, loops)
+            self.binds[node.name].append(((node.lineno, 0), node, loops))
             return
         if isinstance(node, ast.Lambda | COMPREHENSIONS):
             return
@@ -124,12 +118,12 @@ class _Order:
             if isinstance(node.ctx, ast.Load):
                 self.reads.append((node, loops))
             elif isinstance(node.ctx, ast.Store):
-                self.bind(node.id, at or (node.lineno, node.col_offset), node, loops)
+                self.binds[node.id].append((at or (node.lineno, node.col_offset), node, loops))
             return
         if isinstance(node, ast.Global | ast.Nonlocal):
             self.free |= set(node.names)
         for name in bound_by(node):
-            self.bind(name, (getattr(node, "lineno", 0), 0), node, loops)
+            self.binds[name].append(((getattr(node, "lineno", 0), 0), node, loops))
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.reads.append((node.target, loops))
         end = (node.end_lineno or 0, node.end_col_offset or 0) if isinstance(

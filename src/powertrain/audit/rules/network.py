@@ -124,13 +124,11 @@ def attention_thrown_away(script: Script, subject: Subject, where: Circumstances
 @code_rule_once
 def adapters_never_applied(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A configuration of adapters is made, and nothing takes it."""
-    for node in script.every(ast.Assign):
-        target = node.targets[0]
-        if len(node.targets) > 1 or not isinstance(target, ast.Name) or not isinstance(
-                node.value, ast.Call) or script.name(node.value) != "peft.LoraConfig":
-            continue
-        if not isinstance(script.parents[node], ast.ClassDef) and not reads_of(target.id, script.tree) and script.module(
-                node) is None and not script.says("locals", "globals"):
+    for call in script.calls("peft.LoraConfig") if not script.says("locals", "globals") else ():
+        node = script.parents[call]
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if isinstance(target, ast.Name) and not isinstance(script.parents[node], ast.ClassDef) and not reads_of(
+                target.id, script.tree) and script.module(node) is None:
             yield found("critical", node, name=target.id)
 
 
