@@ -78,9 +78,9 @@ def micro_batches_synchronised(script: Script, subject: Subject, where: Circumst
         next(script.calls(".prepare"), None) if subject.framework == "accelerate" else None)
     step = next((step for step in training_steps(script) if step.accumulation is not None), None)
     accumulation = step.accumulation if step is not None else None
-    if wrapped is None or step is None or accumulation is None or not step.backward:
+    if subject.value("training.gradient_accumulation_steps") == 1 or wrapped is None or step is None or accumulation is None:
         return
-    if subject.value("training.gradient_accumulation_steps") != 1 and 1 not in _defaults(script, accumulation.every):
+    if step.backward and 1 not in _defaults(script, accumulation.every):
         yield found("low" if where.has_one_device else "moderate", wrapped, step.backward[0].node,
                     every=script.words(accumulation.every))
 
