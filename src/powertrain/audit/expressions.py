@@ -100,9 +100,10 @@ class ClassValue:
         """Return the class and the script's own classes that it derives from, the nearest first."""
         return [self, *(each for base in self.bases if isinstance(base, ClassValue) for each in base.lineage)]
 
-    def method(self, name: str) -> FunctionValue | None:
-        """Return a method of the class, or of the nearest that it derives from."""
-        return next((each.methods[name] for each in self.lineage if name in each.methods), None)
+    @property
+    def foreign_bases(self) -> list[str]:
+        """Return the names of the classes of other packages that it derives from, the nearest first."""
+        return [base.name for each in self.lineage for base in each.bases if isinstance(base, Reference)]
 
 
 @dataclass(eq=False)
@@ -121,23 +122,20 @@ class Scope:
 LIBRARIES = frozenset({"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "unsloth", "numpy"})
 
 
-def is_known(value: Any) -> bool:
+def is_known(value: Any, counter: Iterator[int] | None = None) -> bool:
     """Return whether a value is fully known: a plain Python value with all its parts, or a name of a known library.
 
     A value of more than MOST parts, each counted as often as it is in it, is not: a list may hold another one twice.
     """
-    return _is_known(value, iter(range(MOST)))
-
-
-def _is_known(value: Any, parts: Iterator[int]) -> bool:
+    parts = iter(range(MOST)) if counter is None else counter
     if next(parts, None) is None:
         return False
     if isinstance(value, Reference):
         return value.name.partition(".")[0] in LIBRARIES
     if isinstance(value, (list, tuple)):
-        return all(_is_known(item, parts) for item in value)
+        return all(is_known(item, parts) for item in value)
     if isinstance(value, Table):
-        return not value.open and all(_is_known(entry.value, parts) for entry in value.entries.values())
+        return not value.open and all(is_known(entry.value, parts) for entry in value.entries.values())
     return value is None or isinstance(value, (bool, int, float, str, bytes))
 
 
@@ -173,7 +171,8 @@ def attribute(owner: Any, name: str) -> Setting | None:
             return found if isinstance(found, Setting) else None
         if owner.local is None:
             return owner.named.get(name)
-        found, method = attribute(owner.local, name), owner.local.method(name)
+        found = attribute(owner.local, name)
+        method = next((each.methods[name] for each in owner.local.lineage if name in each.methods), None)
         if found is None and method is not None:         # bound to its instance
             return Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name)
         return found

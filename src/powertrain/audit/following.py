@@ -16,7 +16,8 @@ from typing import Any
 
 from powertrain.audit import expressions, known_calls
 from powertrain.audit.expressions import ClassValue, Expressions, FunctionValue, Made, Reference, Scope, Table, Unread
-from powertrain.audit.script import FunctionNode, Module, Script, Setting, argument
+from powertrain.audit.script import Module, Script, Setting
+from powertrain.audit.syntax import FunctionNode, argument
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
@@ -371,7 +372,6 @@ class _Follower(Expressions):
         else:
             for name, value in zip(known_calls.all_fields(kind), arguments.positional, strict=False):
                 made.named[name] = made.attributes[name] = self.script.setting(node, value)
-        bases = (base for each in kind.lineage for base in each.bases if isinstance(base, Reference))
-        if foreign or any(base.name.endswith("Trainer") for base in bases):
+        if foreign or any(name.endswith("Trainer") for name in kind.foreign_bases):
             self.followed.calls.append(made)
         return made

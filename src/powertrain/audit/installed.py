@@ -14,7 +14,9 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from powertrain.audit.scopes import bound_by
 from powertrain.audit.subject import Circumstances
+from powertrain.audit.syntax import every, last_name
 
 LIBRARIES = frozenset({"transformers", "trl", "peft", "datasets", "accelerate", "evaluate", "huggingface_hub", "torch"})
 PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol", "str"})
@@ -86,7 +88,11 @@ def file_of(module: str) -> Path | None:
         return None
     if not parts:
         return first
-    path = first.parent.joinpath(*parts)
+    return _source(first.parent.joinpath(*parts))
+
+
+def _source(path: Path) -> Path | None:
+    """Return the file of the module, or of the package, at a path without an ending."""
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
@@ -156,20 +162,17 @@ def names_in(path: Path) -> tuple[Mapping[str, ast.AST], bool]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             is_open = is_open or node.name == "__getattr__"
             found[node.name] = node
-        elif isinstance(node, ast.Import):
-            found |= {item.asname or item.name.partition(".")[0]: node for item in node.names}
         elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             other = _imported_from(path, node)
             more, is_more_open = names_in(other) if other is not None and other != path else ({}, True)
             is_open = is_open or is_more_open
             found = {**dict.fromkeys(more, node), **found}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {item.asname or item.name: node for item in node.names}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= dict.fromkeys(bound_by(node), node)
         else:
-            stored = (inner for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
-            found |= {inner.id: node for inner in stored}
-            texts = (inner for inner in ast.walk(node) if isinstance(inner, ast.Constant) and isinstance(inner.value, str))
-            found = {**{str(inner.value): inner for inner in texts if str(inner.value).isidentifier()}, **found}
+            found |= {inner.id: node for inner in every(ast.Name, node) if isinstance(inner.ctx, ast.Store)}
+            texts = {inner.value: inner for inner in every(ast.Constant, node) if isinstance(inner.value, str)}
+            found = {**{text: inner for text, inner in texts.items() if text.isidentifier()}, **found}
     return found, is_open
 
 
@@ -188,13 +191,9 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _imported_from(path: Path, node: ast.ImportFrom) -> Path | None:
     """Return the file of the module that a `from ... import` of a library's file names, if it is of a known library."""
+    module = node.module or "__init__"
     if node.level:
-        folder = path.parents[node.level - 1]
-        parts = (node.module or "").split(".") if node.module else []
-        target = folder.joinpath(*parts)
-        return next((file for file in (target.with_suffix(".py") if parts else target / "__init__.py", target / "__init__.py")
-                     if file.is_file()), None)
-    module = node.module or ""
+        return _source(path.parents[node.level - 1].joinpath(*module.split(".")))
     return file_of(module) if module.partition(".")[0] in LIBRARIES else None
 
 
@@ -222,16 +221,12 @@ def _bases(kind: Defined) -> list[Defined | None]:
     """Return the classes that a class derives from; None for one that cannot be followed."""
     found: list[Defined | None] = []
     for base in kind.node.bases if isinstance(kind.node, ast.ClassDef) else ():
-        inner = base.value if isinstance(base, ast.Subscript) else base
-        name = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else ""
+        name = last_name(base.value if isinstance(base, ast.Subscript) else base)
         if name not in PLAIN_BASES | ENUMS:
-            found.append(_defined(kind.path, name) or _of_another(kind.path, name))
+            # a stub names classes of another library too: TrainingArguments of transformers
+            other = defined("transformers", name) if kind.path.suffix == ".stub" else None
+            found.append(_defined(kind.path, name) or other)
     return found
-
-
-def _of_another(path: Path, name: str) -> Defined | None:
-    """Return the class of another library, as a stub names it: TrainingArguments of transformers."""
-    return defined("transformers", name) if path.suffix == ".stub" else None
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
@@ -253,11 +248,10 @@ def parameters(kind: Defined | None) -> frozenset[str] | None:
     taken = [parameters(base) for base in bases]
     if not _is_dataclass(kind.node):
         return next(iter(taken), frozenset())
-    if any(each is None for each in taken):
-        return None
     stated = (item.target for item in kind.node.body if isinstance(item, ast.AnnAssign))
-    fields = {target.id for target in stated if isinstance(target, ast.Name)}
-    return frozenset(fields.union(*(each for each in taken if each is not None)))
+    fields = frozenset(target.id for target in stated if isinstance(target, ast.Name))
+    known = [each for each in taken if each is not None]
+    return fields.union(*known) if len(known) == len(taken) else None
 
 
 def required(kind: Defined | None) -> tuple[tuple[str, ...], frozenset[str]]:
@@ -276,8 +270,8 @@ def required(kind: Defined | None) -> tuple[tuple[str, ...], frozenset[str]]:
 def _of_function(node: ast.FunctionDef) -> frozenset[str] | None:
     if node.args.kwarg is not None:
         return None
-    texts = {inner.value for item in node.decorator_list for inner in ast.walk(item)
-             if isinstance(inner, ast.Constant) and isinstance(inner.value, str)}        # old names that are still taken
+    texts = {inner.value for item in node.decorator_list for inner in every(ast.Constant, item)
+             if isinstance(inner.value, str)}                # old names that are still taken
     return frozenset({item.arg for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} | texts)
 
 

@@ -10,17 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit.configs import Marked, read_marked
-from powertrain.audit.expressions import (
-    LAUNCHED,
-    ClassValue,
-    FunctionValue,
-    Made,
-    Reference,
-    Table,
-    Unread,
-    attribute,
-    is_known,
-)
+from powertrain.audit.expressions import LAUNCHED, ClassValue, FunctionValue, Made, Reference, Table, Unread, attribute
 from powertrain.audit.script import WRAPPED, Script, Setting
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
@@ -166,8 +156,7 @@ def all_fields(kind: ClassValue) -> dict[str, Setting]:
 
 def foreign_base(kind: ClassValue) -> str:
     """Return the config class of another package that a script's class derives from; "" if there is none."""
-    foreign = [base.name for each in kind.lineage for base in each.bases if isinstance(base, Reference)]
-    return next((name for name in foreign if name.endswith(("Config", "Arguments"))), "")
+    return next((name for name in kind.foreign_bases if name.endswith(("Config", "Arguments"))), "")
 
 
 def table_method(owner: Table, method: str, made: Made) -> Any:
@@ -199,14 +188,13 @@ def read_file(source: Any, script: Script) -> Table | None:
     """Return the table of a YAML or JSON file beside the script, opened under a literal path; None if it has none."""
     if isinstance(source, Made) and source.name == "open":
         source = source.argument(0, "file")
-    if not isinstance(source, str) or not is_known(source):
+    if not isinstance(source, str):
         return None
-    for folder in (script.path.parent, script.root or Path(), Path()):
-        if (folder / source).is_file():
-            with suppress(WrongUse):
-                lines = (folder / source).read_text(encoding="utf-8-sig").splitlines()
-                return _table(read_marked(folder / source), folder / source, lines)
-            return None
+    folders = (script.path.parent, script.root or Path(), Path())
+    file = next((folder / source for folder in folders if (folder / source).is_file()), None)
+    if file is not None:
+        with suppress(WrongUse):
+            return _table(read_marked(file), file, file.read_text(encoding="utf-8-sig").splitlines())
     return None
 
 

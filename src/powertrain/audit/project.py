@@ -54,17 +54,15 @@ def with_project(script: Script, root: Path | None = None) -> Script:
     reading.enter(script.path.resolve(), script.tree, ())
     if not reading.modules:
         return replace(script, notes=tuple(reading.notes), root=reading.root)
-    text, trees, modules = script.text if script.text.endswith("\n") else script.text + "\n", [], []
+    text, modules = script.text if script.text.endswith("\n") else script.text + "\n", []
     for module in reading.modules:
         above = text.count("\n")
         for node in ast.walk(module.tree):
             if hasattr(node, "lineno"):
                 node.lineno, node.end_lineno = node.lineno + above, (node.end_lineno or node.lineno) + above   # type: ignore[attr-defined]
-        own = module.text if module.text.endswith("\n") else module.text + "\n"
-        text += own
-        modules.append(replace(module, first=above + 1, last=text.count("\n")))
-        trees.append(module.tree)
-    tree = ast.Module([*script.tree.body, *trees], script.tree.type_ignores)         # type: ignore[list-item]
+        text += module.text if module.text.endswith("\n") else module.text + "\n"
+        modules.append(replace(module, first=above + 1))
+    tree = ast.Module([*script.tree.body, *(each.tree for each in modules)], script.tree.type_ignores)     # type: ignore[list-item]
     return replace(script, text=text, tree=tree, modules=tuple(modules), notes=tuple(reading.notes),
                    project=reading.resolved, root=reading.root)
 
@@ -124,22 +122,17 @@ class _Reading:
 
         `quiet`: the name may be no module at all, so nothing is said where it leaves the folder.
         """
-        bases = [path.parent, self.root, self.root / "src"]
+        above = [each for each in self.script.resolve().parents if each.is_relative_to(self.root)]
+        bases = [path.parent, *above, self.root, self.root / "src"]
         if not level and name.partition(".")[0] in LIBRARIES:
             return []
         if level:
-            base = path.parent
-            for _ in range(level - 1):
-                base = base.parent
-            if not base.is_relative_to(self.root):
-                if quiet:
-                    return []
-                self.note(f"{self.shown(path)} imports {'.' * level}{name}, which leaves the project's folder "
-                          f"{self.root.name}/, and is not read; audit the folder above it")
+            bases = [path.parents[min(level, len(path.parents)) - 1]]
+            if not bases[0].is_relative_to(self.root):
+                if not quiet:
+                    self.note(f"{self.shown(path)} imports {'.' * level}{name}, which leaves the project's folder "
+                              f"{self.root.name}/, and is not read; audit the folder above it")
                 return []
-            bases = [base]
-        else:
-            bases[1:1] = [each for each in self.script.resolve().parents if each.is_relative_to(self.root)]
         parts = [part for part in name.split(".") if part]
         for base in bases:
             found = _files(base, parts)

@@ -145,7 +145,7 @@ class Training:
 def is_plain_trainer(made: Made) -> bool:
     """Return whether a Trainer takes the library's own arguments."""
     return made.local is None or (_passes_on(made.local) and any(
-        isinstance(base, Reference) and base.name.startswith(TRAINERS) for each in made.local.lineage for base in each.bases))
+        name.startswith(TRAINERS) for name in made.local.foreign_bases))
 
 
 def _passes_on(kind: ClassValue) -> bool:
@@ -158,8 +158,7 @@ def _passes_on(kind: ClassValue) -> bool:
 
 def is_trainer(made: Made) -> bool:
     if made.local is not None:
-        return made.last.endswith("Trainer") or any(isinstance(base, Reference) and base.name.endswith("Trainer")
-                                                    for each in made.local.lineage for base in each.bases)
+        return any(name.endswith("Trainer") for name in (made.last, *made.local.foreign_bases))
     return made.name.startswith(("transformers.", "trl.", "unsloth.")) and made.last.endswith("Trainer")
 
 
@@ -282,8 +281,7 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
 
 def _objective(made: Made, said: Any) -> Iterator[Found]:
     """Yield what one of TRL's trainers, or a class of the script's that derives from one, learns besides answers."""
-    lineage = made.local.lineage if made.local is not None else []
-    bases = [base.name for each in lineage for base in each.bases if isinstance(base, Reference)]
+    bases = made.local.foreign_bases if made.local is not None else []
     known = next((OBJECTIVES[last] for name in (made.name, *bases) if (last := name.rpartition(".")[2]) in OBJECTIVES), None)
     if known is None:
         return

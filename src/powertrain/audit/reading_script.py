@@ -28,9 +28,10 @@ from powertrain.audit.expressions import Expressions, Made, Unread, is_known, pl
 from powertrain.audit.following import Followed, follow
 from powertrain.audit.known_calls import unwrapped
 from powertrain.audit.project import load
-from powertrain.audit.script import Loop, Script, Setting, inside
+from powertrain.audit.script import Script, Setting
 from powertrain.audit.steps import Step, never_accumulates, outermost
 from powertrain.audit.subject import Framework, Subject
+from powertrain.audit.syntax import Loop, every, inside, names_in
 
 READING = (".item", ".tolist", "float")       # what copies a number from the device
 COUNTING = ("range", "trange")               # `for epoch in range(3)`, `in trange(3)`, `in tqdm(range(3))`
@@ -107,11 +108,7 @@ def alternatives(test: ast.expr, operator: type[ast.boolop]) -> list[ast.expr]:
 
 def stored(within: ast.AST, name: str) -> int:
     """Return how many statements assign to a name."""
-    return sum(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in ast.walk(within))
-
-
-def names(node: ast.AST) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return sum(node.id == name and isinstance(node.ctx, ast.Store) for node in every(ast.Name, within))
 
 
 def _steps(followed: Followed, end: End, incremented: int, stepping: Loop, around: Loop) -> Any:
@@ -128,7 +125,7 @@ def _steps(followed: Followed, end: End, incremented: int, stepping: Loop, aroun
 
 def value_throughout(followed: Followed, loop: Loop, node: ast.expr) -> Any:
     """Return the value that an expression keeps while a loop runs; Unread if the loop changes it."""
-    if any(stored(loop, name) for name in names(node)):
+    if any(stored(loop, name) for name in names_in(node)):
         return Unread(followed.script.words(node))
     return value_before(followed, loop, node)
 
@@ -154,10 +151,10 @@ def settings_of_loops(training: reading_calls.Training) -> Iterator[tuple[str, S
         # batches are drawn by hand; the optimizer steps once a round, if it does not do so in the loop inside or now and then
         elif counted is not None and stepping_loop(followed.script, loop) is around:
             yield "training.max_steps", followed.script.setting(counted.node, times(counted))
-        accumulation = next((step.accumulation for step in (Step(followed.script, each) for each in (
-            loop, *followed.script.loops(loop))) if step.accumulation is not None), None)
-        if accumulation is not None and type(every := value_before(followed, loop, accumulation.every)) is int:
-            yield "training.gradient_accumulation_steps", followed.script.setting(accumulation.every, every)
+        passes = (Step(followed.script, each) for each in (loop, *followed.script.loops(loop)))
+        accumulation = next(filter(None, (step.accumulation for step in passes)), None)
+        if accumulation is not None and type(number := value_before(followed, loop, accumulation.every)) is int:
+            yield "training.gradient_accumulation_steps", followed.script.setting(accumulation.every, number)
         for test, steps in counted_steps(followed, loop):
             yield "training.max_steps", followed.script.setting(test, steps)
         for test, steps in loss_read_every(followed, loop):
@@ -170,7 +167,7 @@ def loss_read_every(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, 
     if stepping is None:
         return
     step = Step(script, stepping)
-    trained = {name for call in step.backward for name in names(call.node)}
+    trained = {name for call in step.backward for name in names_in(call.node)}
     for call in step.named(*READING):
         # `step % N` of `step % N == 0`, alone or with more that has to be so: `step % N == 0 and is_main`
         found = [(condition, part.left) for condition in call.conditions for part in alternatives(condition.test, ast.And)
@@ -182,8 +179,8 @@ def loss_read_every(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, 
             continue
         condition, remainder = found[0]
         steps = value_throughout(followed, stepping, remainder.right)
-        counts = any(stored(stepping, name) for name in names(remainder.left))
-        of_loss = any(not stored(condition, name) for name in trained & names(call.node))
+        counts = any(stored(stepping, name) for name in names_in(remainder.left))
+        of_loss = any(not stored(condition, name) for name in trained & names_in(call.node))
         if type(steps) is int and steps > 0 and counts and of_loss:
             yield condition.test, steps
 

@@ -2,12 +2,14 @@
 
 import ast
 import builtins
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from powertrain.audit.script import FunctionNode, Loop, Script, inside, last_name
+from powertrain.audit.script import Script
+from powertrain.audit.syntax import FunctionNode, Loop, every, inside, last_name, parameters_of
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
@@ -35,56 +37,46 @@ class Scopes:
             if not any(node.id in self.bound[scope] for scope in seen):
                 yield node
 
-    def _bind(self, name: str, chain: Chain) -> None:
-        self.bound[chain[-1]].add(name)
-
     def _visit(self, node: ast.AST, chain: Chain) -> None:
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load):
                 self.reads.append((node, chain))
             else:
-                self._bind(node.id, chain)
+                self.bound[chain[-1]].add(node.id)
         elif isinstance(node, FunctionNode | ast.ClassDef):
-            self._bind(node.name, chain)
+            self.bound[chain[-1]].add(node.name)
             self._definition(node, chain)
         elif isinstance(node, ast.Lambda | COMPREHENSIONS):
-            inner = (*chain, node)
             self.bound[node] = set()
-            self._children(node, inner)
+            self._children(node, (*chain, node))
         elif isinstance(node, ast.NamedExpr):
-            outer = tuple(scope for scope in chain if not isinstance(scope, COMPREHENSIONS))
-            self._bind(node.target.id, outer)
+            outer = [scope for scope in chain if not isinstance(scope, COMPREHENSIONS)]
+            self.bound[outer[-1]].add(node.target.id)
             self._visit(node.value, chain)
         elif isinstance(node, ast.Global):
             self.bound[self._module] |= set(node.names)
         elif isinstance(node, ast.AnnAssign):
-            for each in (node.target, node.value):
-                if each is not None:
-                    self._visit(each, chain)
+            for each in filter(None, (node.target, node.value)):
+                self._visit(each, chain)
         else:
-            for name in bound_by(node):
-                self._bind(name, chain)
+            self.bound[chain[-1]].update(bound_by(node))
             self._children(node, chain)
 
     def _definition(self, node: Any, chain: Chain) -> None:
-        outside = [*node.decorator_list]
         if isinstance(node, ast.ClassDef):
-            outside += [*node.bases, *(item.value for item in node.keywords)]
+            outside = [*node.bases, *(item.value for item in node.keywords)]
         else:
-            outside += [*node.args.defaults, *(item for item in node.args.kw_defaults if item is not None)]
-        for each in outside:
+            outside = [*node.args.defaults, *(item for item in node.args.kw_defaults if item is not None)]
+        for each in (*node.decorator_list, *outside):
             self._visit(each, chain)
-        inner = (*chain, node)
-        self.bound[node] = {"__class__"}
-        if not isinstance(node, ast.ClassDef):
-            self.bound[node] |= {item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)}
+        self.bound[node] = {"__class__"} | (parameters_of(node) if not isinstance(node, ast.ClassDef) else set())
         for statement in node.body:
-            self._visit(statement, inner)
+            self._visit(statement, (*chain, node))
 
     def _children(self, node: ast.AST, chain: Chain) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.arg):
-                self._bind(child.arg, chain)
+                self.bound[chain[-1]].add(child.arg)
             else:
                 self._visit(child, chain)
 
@@ -103,25 +95,22 @@ def bound_by(node: ast.AST) -> Iterator[str]:
 class _Order:
     """What one scope binds and reads, in the order of its text, each with the loops around."""
 
-    binds: dict[str, list[tuple[tuple[int, int], ast.AST, Chain]]] = field(default_factory=dict)
+    binds: defaultdict[str, list[tuple[tuple[int, int], ast.AST, Chain]]] = field(default_factory=lambda: defaultdict(list))
     reads: list[tuple[ast.Name, Chain]] = field(default_factory=list)
     free: set[str] = field(default_factory=set)          # arguments, and names of other scopes
 
     def unset(self) -> Iterator[tuple[ast.Name, ast.AST]]:
         """Yield (name, what first binds it) of names that are read above all that binds them, where no loop comes back."""
         for node, loops in self.reads:
-            made = self.binds.get(node.id, []) if node.id not in self.free else []
+            made = self.binds[node.id] if node.id not in self.free else []
             here = (node.lineno, node.col_offset)
             if made and all(place > here and not set(around) & set(loops) for place, _, around in made):
                 yield node, min(made, key=lambda one: one[0])[1]
 
-    def bind(self, name: str, place: tuple[int, int], node: ast.AST, loops: Chain) -> None:
-        self.binds.setdefault(name, []).append((place, node, loops))
-
     def visit(self, node: ast.AST, loops: Chain, at: tuple[int, int] | None = None) -> None:
         """Gather a node's part; `at` is where the names that it stores have their values."""
         if isinstance(node, FunctionNode | ast.ClassDef):
-            self.bind(node.name, (node.lineno, 0), node, loops)
+            self.binds[node.name].append(((node.lineno, 0), node, loops))
             return
         if isinstance(node, ast.Lambda | COMPREHENSIONS):
             return
@@ -129,12 +118,12 @@ class _Order:
             if isinstance(node.ctx, ast.Load):
                 self.reads.append((node, loops))
             elif isinstance(node.ctx, ast.Store):
-                self.bind(node.id, at or (node.lineno, node.col_offset), node, loops)
+                self.binds[node.id].append((at or (node.lineno, node.col_offset), node, loops))
             return
         if isinstance(node, ast.Global | ast.Nonlocal):
             self.free |= set(node.names)
         for name in bound_by(node):
-            self.bind(name, (getattr(node, "lineno", 0), 0), node, loops)
+            self.binds[name].append(((getattr(node, "lineno", 0), 0), node, loops))
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.reads.append((node.target, loops))
         end = (node.end_lineno or 0, node.end_col_offset or 0) if isinstance(
@@ -151,7 +140,7 @@ def used_before(tree: ast.Module) -> Iterator[tuple[ast.Name, ast.AST]]:
     for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))):
         order = _Order()
         if isinstance(scope, FunctionNode):
-            order.free |= {item.arg for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
+            order.free |= parameters_of(scope)
         for statement in scope.body:
             order.visit(statement, ())
         yield from order.unset()
@@ -160,12 +149,12 @@ def used_before(tree: ast.Module) -> Iterator[tuple[ast.Name, ast.AST]]:
 def only_added_to(tree: ast.Module) -> Iterator[ast.Name]:
     """Yield the names of a file that `x += 1` reads and nothing else in the same function gives a value."""
     everywhere = {name for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names} | KNOWN
-    files = [tree] if not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)) else []
+    files = [] if _taken_whole(tree) else [tree]
     for scope in (*files, *(node for node in ast.walk(tree) if isinstance(node, FunctionNode))):
         nodes = list(inside(scope))
         given = everywhere | {name for node in nodes for name in bound_by(node)}
         if isinstance(scope, FunctionNode):
-            given |= {item.arg for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
+            given |= parameters_of(scope)
         given |= {node.name for node in ast.walk(scope) if isinstance(node, FunctionNode | ast.ClassDef)}
         added = {node.target: node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(
             node.target, ast.Name)}
@@ -199,13 +188,13 @@ def run_nodes(script: Script) -> tuple[ast.AST, ...]:
     while waiting:
         for node in inside(waiting.pop(), FunctionNode | ast.Lambda):
             found.add(node)
-            of_name = (script.classes.get(node.id), script.functions.get(node.id)) if isinstance(node, ast.Name) else ()
-            named = [each for each in of_name if each is not None and isinstance(node, ast.Name) and means(script, node, each)]
-            called = script.called(node) if isinstance(node, ast.Call) else None
-            more: list[ast.AST] = [called] if called is not None and isinstance(node, ast.Call) and isinstance(
-                node.func, ast.Attribute) else []
-            for each in named:
-                more += script.methods(each) if isinstance(each, ast.ClassDef) else [each]
+            more: list[ast.AST] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                more += filter(None, [script.called(node)])
+            elif isinstance(node, ast.Name):
+                kind, function = script.classes.get(node.id), script.functions.get(node.id)
+                more += script.methods(kind) if kind is not None and means(script, node, kind) else []
+                more += [function] if function is not None and means(script, node, function) else []
             waiting += [each for each in more if each not in entered]
             entered |= set(more)
     found |= entered
@@ -223,12 +212,9 @@ def bound_names(tree: ast.AST) -> frozenset[str]:
             found.add(node.arg)
         elif isinstance(node, FunctionNode | ast.ClassDef):
             found.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(item.asname or item.name).partition(".")[0] for item in node.names}
-        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            found.add(node.name)
         elif isinstance(node, ast.Global | ast.Nonlocal):
             found |= set(node.names)
+        found |= set(bound_by(node))
     return frozenset(found)
 
 
@@ -239,20 +225,20 @@ def is_open(tree: ast.AST) -> bool:
 
 
 def _taken_whole(tree: ast.AST) -> list[ast.ImportFrom]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    return [node for node in every(ast.ImportFrom, tree) if node.names[0].name == "*"]
 
 
 def _opens(tree: ast.AST) -> bool:
-    return any(isinstance(node, ast.Call) and last_name(node.func) in OPENS for node in ast.walk(tree))
+    return any(last_name(call.func) in OPENS for call in every(ast.Call, tree))
 
 
 def names_of(script: Script, tree: ast.Module, seen: tuple[ast.AST, ...] = ()) -> frozenset[str] | None:
-    """Return every name that a file binds or takes whole from modules of its project; None where it may have others."""
+    """Return every name that a file has: its own, modules' that it takes whole, Python's; None where it may have others."""
     if _opens(tree):
         return None
-    found = bound_names(tree) | {node.value for each in ast.walk(tree) if isinstance(each, ast.Assign) and any(
-        last_name(target) == "__all__" for target in each.targets) for node in ast.walk(each.value)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)}      # which may be modules of a package
+    listed = [each.value for each in every(ast.Assign, tree) if "__all__" in map(last_name, each.targets)]
+    found = KNOWN | bound_names(tree) | {node.value for each in listed for node in every(ast.Constant, each)
+                                 if isinstance(node.value, str)}     # which may be modules of a package
     files = {module.file: module.tree for module in script.modules}
     for node in _taken_whole(tree):
         other = files.get(script.project.get((node, ""), script.path))

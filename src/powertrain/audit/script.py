@@ -16,11 +16,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from powertrain.audit.syntax import DEFINITIONS, FunctionNode, Loop, Node, every, inside, is_backward, is_called, last_name
 from powertrain.records.findings import Evidence, Place
 
-Loop = ast.For | ast.While | ast.AsyncFor
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
-DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
 TRAINING = ("Trainer", "TrainingArguments", "SFTConfig")     # ends of the names of calls without which nothing is trained
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
@@ -56,8 +54,7 @@ class Module:
     text: str
     tree: ast.Module
     imported: Mapping[str, str]
-    first: int = 0                           # its lines in the text of the whole
-    last: int = 0
+    first: int = 0                           # its first line in the text of the whole
 
 
 @dataclass(frozen=True, eq=False)        # what is worked out of one is kept by identity
@@ -159,7 +156,7 @@ class Script:
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
         """Yield calls of any of these resolved dotted names; ".backward", with a dot first, is a method of any object."""
-        return (node for node in self.nodes if isinstance(node, ast.Call) and is_called(self.name(node.func), names))
+        return (node for node in self.every(ast.Call) if is_called(self.name(node), names))
 
     def has_call(self, *names: str) -> bool:
         return next(self.calls(*names), None) is not None
@@ -168,13 +165,20 @@ class Script:
         """Return whether a variable or attribute comes from a call whose dotted name ends in one of these."""
         return any(kind.endswith(endings) for kind in self.kinds.get(last_name(node), ()))
 
+    def has_made(self, *endings: str) -> bool:
+        """Return whether any variable comes from a call whose dotted name ends in one of these."""
+        return any(kind.endswith(endings) for kinds in self.kinds.values() for kind in kinds)
+
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
         """Return the syntax that a training run reaches, without docstrings: only this code is evidence."""
-        texts = {node.value for node in ast.walk(self.tree)
-                 if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+        texts = {node.value for node in every(ast.Expr, self.tree) if isinstance(node.value, ast.Constant)}
         dead = {inner for statement in self.dead for inner in ast.walk(statement)}
         return tuple(node for node in ast.walk(self.tree) if node not in texts and node not in dead and self.is_reached(node))
+
+    def every(self, kind: type[Node]) -> list[Node]:
+        """Return the nodes of one type that a training run reaches."""
+        return [node for node in self.nodes if isinstance(node, kind)]
 
     def is_reached(self, node: ast.AST) -> bool:
         """Return whether a node belongs to the module itself or to a function that a training run may call."""
@@ -274,6 +278,9 @@ class Script:
     def function(self, node: ast.AST) -> FunctionNode | None:
         return next((around for around in self.ancestors(node) if isinstance(around, FunctionNode)), None)
 
+    def class_around(self, node: ast.AST) -> ast.ClassDef | None:
+        return next((around for around in self.ancestors(node) if isinstance(around, ast.ClassDef)), None)
+
     def _around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Yield what a node stands in within its function, the innermost first, each with the part of it that has the node."""
         chain = [node, *takewhile(lambda around: not isinstance(around, FunctionNode), self.ancestors(node))]
@@ -298,12 +305,12 @@ class Script:
     @cached_property
     def classes(self) -> Mapping[str, ast.ClassDef]:
         """Return the project's classes by name; the last one if several share a name."""
-        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
+        return {node.name: node for node in every(ast.ClassDef, self.tree)}
 
     @cached_property
     def shared_names(self) -> frozenset[str]:
         """Return the names that several classes of the project have."""
-        times = Counter(node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        times = Counter(node.name for node in every(ast.ClassDef, self.tree))
         return frozenset(name for name, number in times.items() if number > 1)
 
     def methods(self, kind: ast.ClassDef, seen: tuple[ast.ClassDef, ...] = ()) -> list[FunctionNode]:
@@ -320,7 +327,7 @@ class Script:
             return None
         owner, name = call.func.value, call.func.attr
         if isinstance(owner, ast.Name) and owner.id == "self":
-            around = next((each for each in self.ancestors(call) if isinstance(each, ast.ClassDef)), None)
+            around = self.class_around(call)
             inherited = self.methods(around) if around is not None else []
             return next((each for each in inherited if each.name == name), self.functions.get(name))
         of_self = isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Name) and owner.value.id == "self"
@@ -330,8 +337,7 @@ class Script:
 
     def callers(self, function: FunctionNode | None) -> list[ast.Call]:
         """Return the calls of one of the script's own functions, in the code that training reaches."""
-        return [node for node in self.nodes if function is not None and isinstance(node, ast.Call)
-                and self.called(node) is function]
+        return [call for call in self.every(ast.Call) if self.called(call) is function] if function is not None else []
 
     def reached(self, *nodes: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
         """Yield these nodes, all nodes `inside` them, and those of the script's functions that are called there."""
@@ -367,33 +373,6 @@ def _closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[Functio
     return found
 
 
-def is_backward(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
-
-
 def _trains(node: ast.AST) -> bool:
     """Return whether a node is a backward pass, or makes a Trainer or its arguments."""
     return is_backward(node) or (isinstance(node, ast.Call) and last_name(node.func).endswith(TRAINING))
-
-
-def last_name(node: ast.AST) -> str:
-    """Return `b` of `b` and `a.b`; "" for anything else."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def argument(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
-    """Return an argument of a call by its name, or by its place if it has one."""
-    named = next((item.value for item in call.keywords if item.arg == name), None)
-    return call.args[place] if named is None and place is not None and len(call.args) > place else named
-
-
-def is_called(name: str, names: tuple[str, ...]) -> bool:
-    return any(name == wanted or (wanted.startswith(".") and name.endswith(wanted)) for wanted in names)
-
-
-def inside(node: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
-    """Yield all nodes under a node, except those of some types: the functions and classes that are only defined there."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, but):
-            yield child
-            yield from inside(child, but)

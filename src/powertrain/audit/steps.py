@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, FunctionNode, Loop, Script, is_backward, is_called, last_name
+from powertrain.audit.script import DEEPEST_HELPER, Script
+from powertrain.audit.syntax import DEFINITIONS, FunctionNode, Loop, every, is_backward, is_called, last_name, owner_of
 
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.set_grad_enabled", "torch.autograd.no_grad")
 
@@ -51,11 +52,11 @@ class StepCall(_Around):
 
     @property
     def method(self) -> str:
-        return self.node.func.attr if isinstance(self.node.func, ast.Attribute) else ""
+        return last_name(self.node.func) if self.owner is not None else ""
 
     @property
     def owner(self) -> ast.expr | None:
-        return self.node.func.value if isinstance(self.node.func, ast.Attribute) else None
+        return owner_of(self.node)
 
 
 @dataclass(frozen=True)
@@ -221,9 +222,8 @@ def outermost(script: Script, loop: Loop) -> Loop:
     if around:
         return around[-1]
     function = script.function(loop)
-    for node in ast.walk(script.tree):
-        if isinstance(node, Loop) and function is not None and any(
-                isinstance(item, ast.Call) and script.called(item) is function for item in ast.walk(node)):
+    for node in ast.walk(script.tree) if function is not None else ():
+        if isinstance(node, Loop) and any(script.called(call) is function for call in every(ast.Call, node)):
             return node
     return loop
 

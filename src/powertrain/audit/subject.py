@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 import yaml
 
-from powertrain.audit.script import Script, Setting, last_name
+from powertrain.audit.script import Script, Setting
+from powertrain.audit.syntax import last_name
 from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
 from powertrain.records.findings import Evidence, Place
 
@@ -31,8 +32,7 @@ __all__ = ["METHODS", "TRAINERS", "Circumstances", "Framework", "Setting", "Subj
 
 # trainers of pretrained models, and how they train them where the config does not say
 METHODS: Mapping[str, str] = {"transformers": "full", "trl": "full", "axolotl": "full", "llama-factory": "lora",
-                              "llama-factory-v1": "full",
-                              "modelforge": "lora", "lora-trainer": "lora", "torchtune": "full"}
+                              "llama-factory-v1": "full", "modelforge": "lora", "lora-trainer": "lora", "torchtune": "full"}
 Shown = str | Setting | Evidence | ast.AST | None            # what a rule saw: a key, a setting, words, or code
 Framework = Literal["trl", "transformers", "accelerate", "pytorch", "powertrain", "axolotl", "llama-factory",
                     "llama-factory-v1", "modelforge", "lora-trainer", "character-transformer", "torchtune", "nanogpt",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, wraps
 from importlib import resources
+from itertools import islice
 from string import Formatter
 from typing import Any
 
@@ -24,7 +25,6 @@ import yaml
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Shown, Subject
 from powertrain.cost.fitting import own_bytes, planned_room_bytes, total_bytes
-from powertrain.cost.work import forward_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Facts, findings
 from powertrain.records.findings import Cure, Edit, Expected, Finding, Risk, Rule, Severity
@@ -93,6 +93,15 @@ def code_rule(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule
     return rule(of_script)
 
 
+def code_rule_once(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule[Any]:
+    """Make a rule as `code_rule` does that reports the first place only: who mends it finds the others beside it."""
+    @wraps(ask)
+    def of_first(script: Script, subject: Subject, where: Circumstances) -> Findings:
+        return islice(ask(script, subject, where), 1)
+
+    return code_rule(of_first)
+
+
 def _without_our_figures(finding: Finding, where: Circumstances) -> Finding:
     """Return the finding; without what our studies found, which are of a CPU, where the machine is not known to be one."""
     ours = finding.expected.basis.startswith("study:")
@@ -128,8 +137,8 @@ def as_trained(subject: Subject, facts: Facts) -> Workload:
                     device=facts.hardware.device, threads=facts.hardware.cores)
 
 
-def room(subject: Subject, where: Circumstances, *, four_bits: bool = True) -> tuple[int, int] | None:
-    """Return (bytes that a step of the subject needs if it keeps all activations, bytes that are free); None if not known.
+def room(subject: Subject, where: Circumstances, *, four_bits: bool = True) -> tuple[float, float] | None:
+    """Return (GiB that a step of the subject needs if it keeps all activations, GiB that are free); None if not known.
 
     Without `four_bits` the frozen weights are taken as bf16.
     """
@@ -137,19 +146,5 @@ def room(subject: Subject, where: Circumstances, *, four_bits: bool = True) -> t
     if facts is None or where.hardware is None:
         return None
     model = facts.model if four_bits else replace(facts.model, method="lora", frozen_dtype="bf16", unquantised_dtype="")
-    return total_bytes(model, as_trained(subject, facts)) + own_bytes(facts.hardware.device), planned_room_bytes(facts.hardware)
-
-
-def evaluation_share(facts: Facts, step_tokens: float, every: float) -> float:
-    """Return the share of the run's products that go into reading the held-out tokens once each `every` steps."""
-    block = facts.data.block
-    reading = forward_flops(facts.model, [block]) * facts.data.validation_tokens / block
-    return reading / (reading + every * training_flops(facts.model, [block]) * step_tokens / block)
-
-
-def tokens_per_step(subject: Subject, facts: Facts) -> float | None:
-    """Return the tokens of an optimizer step; packed, an example of the batch is a row of max_length tokens."""
-    examples, longest = subject.examples_per_step, subject.number("training.max_length")
-    if examples is None:
-        return None
-    return examples * (longest if longest and subject.is_on("training.packing") else facts.data.block)
+    needed = total_bytes(model, as_trained(subject, facts)) + own_bytes(facts.hardware.device)
+    return needed / GIB, planned_room_bytes(facts.hardware) / GIB

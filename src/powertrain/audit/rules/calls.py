@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from powertrain.audit.edits import with_text
 from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, required
 from powertrain.audit.reading_calls import OF_THE_CONFIG
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.names import REMOVED, SINCE, is_guarded
 from powertrain.audit.scopes import run_nodes
-from powertrain.audit.script import FunctionNode, Script, argument, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, last_name, owner_of, reads_of
 
 # calls that open an object -> the class of what they give, or one that it derives from
 OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase"), ("peft", "get_peft_model", "PeftModel"),
@@ -54,8 +55,7 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
 def arguments_lacking(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call of a library lacks an argument that it has to have."""
     for call in run_nodes(script):
-        if not isinstance(call, ast.Call) or is_guarded(script, call) or any(
-                isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
+        if not isinstance(call, ast.Call) or is_guarded(script, call) or hides_arguments(call):
             continue
         placed, alone = COMPILED.get(script.name(call.func)) or required(_called(script, call, where))
         given = {item.arg for item in call.keywords}
@@ -77,7 +77,7 @@ def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST, str]]:
             yield from ((each, each.arg) for each in made[0].keywords if each.arg)
         if not isinstance(made[0], ast.Dict):
             continue
-        uses = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == item.value.id]
+        uses = [node for node in every(ast.Name, script.tree) if node.id == item.value.id]
         if any(isinstance(script.parents[node], ast.arg | ast.Delete | ast.Attribute) for node in uses):
             continue                                     # d.pop("key")
         keys = [key for key in made[0].keys if key is not None]
@@ -98,7 +98,7 @@ def _called(script: Script, call: ast.Call, where: Circumstances) -> Defined | N
     if not isinstance(call.func, ast.Attribute):
         return None
     if call.func.attr == "__init__" and isinstance(call.func.value, ast.Call) and script.name(call.func.value) == "super":
-        around = next((each for each in script.ancestors(call) if isinstance(each, ast.ClassDef)), None)
+        around = script.class_around(call)
         return _above(script, around, where) if around is not None else None
     return method(object_of(script, call.func.value, where), call.func.attr)
 
@@ -131,8 +131,8 @@ def object_of(script: Script, node: ast.AST, where: Circumstances) -> Defined | 
     values = script.assigned(node)
     if not (all(isinstance(value, ast.Call) for value in values) if values else _is_parsed(script, node.id)):
         return None
-    if any(isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and last_name(value.func.value) in script.kinds
-           for value in values):
+    owners = [owner_of(value) for value in values if isinstance(value, ast.Call)]
+    if any(owner is not None and last_name(owner) in script.kinds for owner in owners):
         return None                          # what a method of an object gave
     kind = next(iter(made))
     for library, ending, name in OPENED:
@@ -145,7 +145,7 @@ def object_of(script: Script, node: ast.AST, where: Circumstances) -> Defined | 
 
 def is_handed_on(script: Script, given: ast.arg) -> bool:
     """Return whether all calls of a function give an argument the value that has its name there."""
-    function = next((each for each in script.ancestors(given) if isinstance(each, FunctionNode)), None)
+    function = script.function(given)
     calls = script.callers(function)
     values = [(*call.args, *(item.value for item in call.keywords)) for call in calls]
     same = all(any(isinstance(value, ast.Name) and value.id == given.arg for value in each) for each in values)
@@ -165,22 +165,19 @@ def _is_parsed(script: Script, name: str) -> bool:
     return True
 
 
-@code_rule
+@code_rule_once
 def dtype_as_dotted_text(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A type is given as a text that begins with torch., which torch is then asked for."""
-    for node in script.nodes:
-        value = node.value if isinstance(node, ast.keyword) and node.arg in DTYPES else None
-        if isinstance(value, ast.Constant) and str(value.value).startswith("torch."):
-            name = str(value.value).removeprefix("torch.")
-            yield found("critical", node, name=name, edits=with_text(script, value, f'"{name}"'))
-            return
+    for node in script.every(ast.keyword):
+        if node.arg in DTYPES and isinstance(node.value, ast.Constant) and str(node.value.value).startswith("torch."):
+            name = str(node.value.value).removeprefix("torch.")
+            yield found("critical", node, name=name, edits=with_text(script, node.value, f'"{name}"'))
 
 
-@code_rule
+@code_rule_once
 def chat_template_gives_a_dictionary(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """apply_chat_template gives a dictionary where the code takes it for the tokens."""
-    version = where.version("transformers")
-    if version is None or version < SINCE:
+    if (where.version("transformers") or (0,)) < SINCE:
         return
     for call in script.calls(".apply_chat_template"):
         asked = [argument(call, name) for name in ("return_dict", "return_assistant_tokens_mask")]
@@ -190,7 +187,6 @@ def chat_template_gives_a_dictionary(script: Script, subject: Subject, where: Ci
         use = _taken_for_tokens(script, call)
         if use is not None:
             yield found("critical", call, use)
-            return
 
 
 def _taken_for_tokens(script: Script, call: ast.Call) -> ast.AST | None:
@@ -205,10 +201,8 @@ def _taken_for_tokens(script: Script, call: ast.Call) -> ast.AST | None:
     target = statement.targets[0]
     if not isinstance(target, ast.Name) or len(script.assigned(target)) != 1:
         return statement if _wants_tokens(script, made) else None
-    uses = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == target.id
-            and isinstance(node.ctx, ast.Load) and script.module(node) is script.module(call)]
-    as_dictionary = any(isinstance(script.parents[node], ast.keyword) and script.parents[node].arg is None       # type: ignore[attr-defined]
-                        for node in uses)
+    uses = [node for node in reads_of(target.id, script.tree) if script.module(node) is script.module(call)]
+    as_dictionary = any(isinstance(around := script.parents[node], ast.keyword) and around.arg is None for node in uses)
     return None if as_dictionary else next((script.parents[node] for node in uses if _wants_tokens(script, node)), None)
 
 

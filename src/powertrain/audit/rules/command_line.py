@@ -1,12 +1,14 @@
 """Rules on the options of a script's command line, and on who reads them."""
 
 import ast
+from collections import defaultdict
 
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.calls import is_handed_on
-from powertrain.audit.scopes import is_tried
-from powertrain.audit.script import FunctionNode, Script, argument, last_name
+from powertrain.audit.scopes import bound_by, is_tried
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, argument, every, last_name
 
 PARSING = ("parse_args", "parse_known_args")
 OF_A_NAMESPACE = frozenset(dir(object)) | {"__dict__"}
@@ -18,10 +20,9 @@ PASSED_ON = ("add_subparsers", "set_defaults", "add_parser")         # by which 
 @code_rule
 def options_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The code reads an option that the command line does not have."""
-    parsers = {last_name(target) for node in ast.walk(script.tree) if isinstance(node, ast.Assign)
-               and isinstance(node.value, ast.Call) and script.name(node.value) == "argparse.ArgumentParser"
-               for target in node.targets}
-    calls = [node for node in ast.walk(script.tree) if isinstance(node, ast.Call)]
+    parsers = {last_name(target) for node in every(ast.Assign, script.tree) if isinstance(node.value, ast.Call)
+               and script.name(node.value) == "argparse.ArgumentParser" for target in node.targets}
+    calls = every(ast.Call, script.tree)
     handed_on = any(last_name(call.func) in PASSED_ON or (script.called(call) is None and any(
         last_name(item) in parsers for item in (*call.args, *(each.value for each in call.keywords)))) or (
         script.name(call) == "argparse.ArgumentParser" and any(item.arg in ("parents", None) for item in call.keywords))
@@ -29,14 +30,12 @@ def options_missing(script: Script, subject: Subject, where: Circumstances) -> F
     added = [call for call in calls if last_name(call.func) == "add_argument"]
     if not parsers or "" in parsers or handed_on or any(not _flags(call) for call in added):
         return
-    names = {name for call in added for name in _flags(call)}
-    names |= {str(node.value) for node in ast.walk(script.tree) if isinstance(node, ast.Constant)}
-    names |= {node.attr for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)
-              and not isinstance(node.ctx, ast.Load)}
+    names = {name for call in added for name in _flags(call)} | OF_A_NAMESPACE
+    names |= {str(node.value) for node in every(ast.Constant, script.tree)}
+    names |= {node.attr for node in every(ast.Attribute, script.tree) if not isinstance(node.ctx, ast.Load)}
     spaces = _namespaces(script)
-    lost = [node for node in script.nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-            and node.value.id in spaces and node.attr not in names | OF_A_NAMESPACE and not is_tried(script, node)
-            and _is_the_namespace(script, node.value)]
+    lost = [node for node in script.every(ast.Attribute) if isinstance(node.value, ast.Name) and node.value.id in spaces
+            and node.attr not in names and not is_tried(script, node) and _is_the_namespace(script, node.value)]
     if lost:
         yield found("critical", *{node.attr: node for node in reversed(lost)}.values(),
                     names=", ".join(dict.fromkeys(f"--{node.attr}" for node in lost)))
@@ -52,30 +51,28 @@ def _flags(call: ast.Call) -> set[str]:
 
 def _namespaces(script: Script) -> set[str]:
     """Return the names that only ever hold what the command line gave, or what a function was given under such a name."""
-    given: dict[str, list[ast.AST]] = {}
+    given: defaultdict[str, list[ast.AST]] = defaultdict(list)
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
-                for inner in ast.walk(target):
-                    if isinstance(inner, ast.Name):
-                        given.setdefault(inner.id, []).append(node.value if inner is first else node)
+                for inner in every(ast.Name, target):
+                    given[inner.id].append(node.value if inner is first else node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            around = script.parents.get(node)
-            if not isinstance(around, ast.Assign | ast.Tuple):
-                given.setdefault(node.id, []).append(node)
-        elif isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for name in [item.asname or item.name for item in node.names] if isinstance(
-                    node, ast.Import | ast.ImportFrom) else [node.name]:
-                given.setdefault(name, []).append(node)
+            if not isinstance(script.parents[node], ast.Assign | ast.Tuple):
+                given[node.id].append(node)
+        elif isinstance(node, FunctionNode | ast.ClassDef):
+            given[node.name].append(node)
+        for name in bound_by(node):
+            given[name].append(node)
     return {name for name, values in given.items() if all(
         isinstance(value, ast.Call) and last_name(value.func) in PARSING for value in values)}
 
 
 def _is_the_namespace(script: Script, name: ast.Name) -> bool:
     """Return whether a name is no argument of the function around, or one that all of its calls give the namespace for."""
-    given = next((item for each in script.ancestors(name) if isinstance(each, FunctionNode) for item in ast.walk(each.args)
-                  if isinstance(item, ast.arg) and item.arg == name.id), None)
+    given = next((item for each in script.ancestors(name) if isinstance(each, FunctionNode)
+                  for item in every(ast.arg, each.args) if item.arg == name.id), None)
     return given is None or is_handed_on(script, given)
 
 
@@ -86,8 +83,8 @@ def option_stays_text(script: Script, subject: Subject, where: Circumstances) ->
     typed = {"type", "action", None}
     lost = [call for call in script.calls(".add_argument") if not typed & {item.arg for item in call.keywords}
             and isinstance(default := argument(call, "default"), ast.Constant) and type(default.value) in (int, float)
-            and not _flags(call) & cast and any(_is_reckoned_with(script, node) for node in script.nodes
-                                                if isinstance(node, ast.Attribute) and node.attr in _flags(call))]
+            and not _flags(call) & cast
+            and any(_is_reckoned_with(script, node) for node in script.every(ast.Attribute) if node.attr in _flags(call))]
     if lost:
         yield found("critical", *lost, names=_named(lost))
 

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from powertrain.audit.edits import lines_of, removed, set_to, with_argument, with_line
-from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
-from powertrain.audit.script import Script, argument
+from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, rule
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Setting, Subject
+from powertrain.audit.syntax import argument, every, names_in
 from powertrain.cost.workload import SHARES, lengths_at, padding_share
 from powertrain.records.findings import UNMEASURED, Evidence, Place
 from powertrain.shapes import QUANTILES
@@ -98,8 +99,8 @@ def _sees_a_batch(subject: Subject) -> bool:
     script, line = subject.script, subject.settings[PADDING].place.line
     if script is None:
         return True
-    collating = {script.words(keyword.value) for call in script.nodes if isinstance(call, ast.Call)
-                 for keyword in call.keywords if keyword.arg in ("collate_fn", "data_collator")}
+    collating = {script.words(given.value) for given in script.every(ast.keyword)
+                 if given.arg in ("collate_fn", "data_collator")}
     return any(node.lineno <= line <= (node.end_lineno or line) for name, node in script.functions.items() if name in collating)
 
 
@@ -169,12 +170,11 @@ def columns_kept(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", KEPT, edits=removed(subject, KEPT))
 
 
-@code_rule
+@code_rule_once
 def documents_concatenated(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Documents are joined and cut into blocks, and nothing keeps them apart."""
     for function in script.functions.values() if not script.says(*APART) else ():
-        inner = list(ast.walk(function)) if script.is_reached(function) else []
-        calls = [node for node in inner if isinstance(node, ast.Call) and node.args]
+        calls = [call for call in every(ast.Call, function) if call.args] if script.is_reached(function) else []
         # `sum(lists, [])` or `chain(*lists)`
         joined = next((call for call in calls if script.name(call) in CHAINING or (
             script.name(call) == "sum" and len(call.args) == 2 and isinstance(call.args[1], ast.List))), None)
@@ -182,18 +182,16 @@ def documents_concatenated(script: Script, subject: Subject, where: Circumstance
         cuts = any(script.name(call) == "range" and len(call.args) == 3 for call in calls)
         if joined is not None and cuts:
             yield found("moderate" if script.says(*PROMPTED) else "low", joined)
-            return
 
 
-@code_rule
+@code_rule_once
 def tokenised_each_epoch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Text is tokenised again whenever it is drawn."""
     for name in DRAWING if not script.says("IterableDataset") else ():
-        inner = ast.walk(script.functions[name]) if name in script.functions else ()
-        call = next((node for node in inner if isinstance(node, ast.Call) and _tokenises(node)), None)
+        inner = every(ast.Call, script.functions[name]) if name in script.functions else ()
+        call = next(filter(_tokenises, inner), None)
         if call is not None and script.is_reached(call):
             yield found("low", call, name=name)
-            return
 
 
 def _tokenises(node: ast.Call) -> bool:
@@ -289,14 +287,13 @@ def threads_fixed(subject: Subject, where: Circumstances) -> Findings:
 @code_rule
 def loader_not_shuffled(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Training examples come in the order of the file in every epoch."""
-    calls = [value for loop in script.training_loops if not isinstance(loop, ast.While)
-             for name in {item.id for item in ast.walk(loop.iter) if isinstance(item, ast.Name)}
+    calls = [value for loop in script.training_loops if not isinstance(loop, ast.While) for name in names_in(loop.iter)
              for value in script.assigned(ast.Name(name)) if isinstance(value, ast.Call)
-             and script.name(value.func) == "torch.utils.data.DataLoader"]
+             and script.name(value) == "torch.utils.data.DataLoader"]
     if len(calls) != 1 or _draws(script):
         return
     call = calls[0]
-    if len(call.args) > 2 or any(item.arg is None or item.arg in ORDERED_OTHERWISE for item in call.keywords):
+    if len(call.args) > 2 or any(item.arg in (*ORDERED_OTHERWISE, None) for item in call.keywords):
         return
     shuffle = argument(call, "shuffle")
     if shuffle is None or (isinstance(shuffle, ast.Constant) and not shuffle.value):
@@ -306,7 +303,7 @@ def loader_not_shuffled(script: Script, subject: Subject, where: Circumstances) 
 def _draws(script: Script) -> bool:
     """Return whether something besides the loader's own argument may put the examples into a random order."""
     names = {str(getattr(node, "id", getattr(node, "attr", ""))) for node in script.nodes}
-    names |= {"streaming" for node in script.nodes if isinstance(node, ast.keyword) and node.arg == "streaming"}
+    names |= {"streaming" for item in script.every(ast.keyword) if item.arg == "streaming"}
     return any(word in name for name in names for word in DRAWS)
 
 

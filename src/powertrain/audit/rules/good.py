@@ -1,6 +1,6 @@
 """Rules on what is done well, so that nobody changes it."""
 
-from powertrain.audit.rules.base import GIB, Findings, found, room, rule
+from powertrain.audit.rules.base import Findings, found, room, rule
 from powertrain.audit.rules.memory import CHECKPOINTING, PASS, TIMES, asked_for
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.cost.precision import fp16_pays, unit_of
@@ -23,7 +23,7 @@ def good_checkpointing(subject: Subject, where: Circumstances) -> Findings:
     """Activations are recomputed because they do not fit."""
     space = room(subject, where)
     if space is not None and not subject.is_unread(CHECKPOINTING) and subject.is_on(CHECKPOINTING) and space[0] > space[1]:
-        yield found("good", CHECKPOINTING, needed_gib=space[0] / GIB, free_gib=space[1] / GIB)
+        yield found("good", CHECKPOINTING, needed_gib=space[0], free_gib=space[1])
 
 
 @rule
@@ -31,7 +31,7 @@ def good_four_bit(subject: Subject, where: Circumstances) -> Findings:
     """Weights are 4-bit because bf16 does not fit."""
     space = room(subject, where, four_bits=False)
     if space is not None and subject.is_four_bit and space[0] > space[1]:
-        yield found("good", "quantisation.load_in_4bit", needed_gib=space[0] / GIB, free_gib=space[1] / GIB)
+        yield found("good", "quantisation.load_in_4bit", needed_gib=space[0], free_gib=space[1])
 
 
 @rule

@@ -7,11 +7,12 @@ from itertools import chain
 from powertrain.audit.edits import Edits, removed, with_text
 from powertrain.audit.installed import in_force
 from powertrain.audit.reading_calls import WITHOUT_PADDING
-from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, rule
 from powertrain.audit.scopes import run_nodes
-from powertrain.audit.script import Script, argument, is_called
+from powertrain.audit.script import Script
 from powertrain.audit.steps import is_without_gradients
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import argument, every, gives_name, is_called, is_true, names_in
 
 MODELS = ("from_pretrained", "from_config", "ForCausalLM", "LMHeadModel")
 CAUSAL = ("CausalLM.from_pretrained", "CausalLM.from_config", "LMHeadModel.from_pretrained", "ForCausalLM", "LMHeadModel")
@@ -20,7 +21,6 @@ ENDED = ("eos_token", "eos_token_id", "apply_chat_template", "<|endoftext|>", "<
 COLLATORS = ("transformers.DataCollatorForLanguageModeling", "transformers.data.data_collator.DataCollatorForLanguageModeling")
 COLLATING = ("__call__", "torch_call", "collate_fn", "data_collator", "collate")
 OLD_TRAINER = ("tokenizer", "max_seq_length", "packing")     # arguments of SFTTrainer that TRL had while it used that collator
-LOSSES = ("torch.nn.functional.cross_entropy", ".cross_entropy")
 REPLACING = (".where", ".masked_fill", ".masked_fill_")
 TO_THE_LONGEST = (True, "longest")           # of a batch: one example alone is not padded
 LEFT_OUT = ("ignore_index", "IGNORE", "loss_mask")           # names by which a script takes tokens out of the labels
@@ -32,6 +32,16 @@ ANSWERS = frozenset({"solution", "output", "response", "answer", "answers", "com
 MASKING = ("CompletionOnly", "completion_only_loss", "assistant_only_loss", "train_on_responses_only")
 SMOOTHING = "training.label_smoothing_factor"
 FORWARD = 1 / 4              # of a step that has one forward pass more: forward, forward, and backward for two
+
+
+def is_loss(script: Script, call: ast.Call) -> bool:
+    """Return whether a call is torch's cross entropy: its function, or an object that computes it."""
+    return script.name(call).endswith(".cross_entropy") or script.is_made_by(call.func, "nn.CrossEntropyLoss")
+
+
+def tokenises(script: Script) -> bool:
+    """Return whether a pretrained tokenizer is called."""
+    return any(script.is_made_by(call.func, "Tokenizer.from_pretrained") for call in script.every(ast.Call))
 
 
 def is_masked(script: Script) -> bool:
@@ -101,16 +111,15 @@ def _shifts_labels(script: Script, node: ast.AST) -> bool:
     if not any(name in wanted and any(map(starts_at_the_second, ast.walk(value))) for name, value in given_to(node)):
         return False
     return not any("logits" in script.words(other) and ends_before_the_last(other)
-                   for other in ast.walk(script.function(node) or script.tree) if isinstance(other, ast.Subscript))
+                   for other in every(ast.Subscript, script.function(node) or script.tree))
 
 
 def _shifts_too(script: Script, framework: str) -> ast.AST | None:
     """Return what shifts the labels again: a model of transformers that is given labels, or logits shortened by hand."""
-    for node in script.nodes:
-        if isinstance(node, ast.Call) and script.is_made_by(node.func, *MODELS) and any(
-                keyword.arg == "labels" or (keyword.arg is None and "batch" in script.words(keyword.value))
-                for keyword in node.keywords):
-            return node
+    for call in script.every(ast.Call):
+        if script.is_made_by(call.func, *MODELS) and any(
+                item.arg == "labels" or (item.arg is None and "batch" in script.words(item.value)) for item in call.keywords):
+            return call
     trainer = script.sections.get("trainer")
     given = argument(trainer, "model", 0) if trainer is not None else None
     if framework == "transformers" and given is not None and script.is_made_by(given, *MODELS) \
@@ -131,12 +140,11 @@ def _unshifted(script: Script, shifted: ast.AST) -> Edits:
     return edits
 
 
-@code_rule
+@code_rule_once
 def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script's own loss compares logits with the tokens that the model has just read."""
-    for call in script.nodes:
-        if not isinstance(call, ast.Call) or len(call.args) < 2 or not (
-                script.name(call).endswith(LOSSES) or script.is_made_by(call.func, "nn.CrossEntropyLoss")):
+    for call in script.every(ast.Call):
+        if len(call.args) < 2 or not is_loss(script, call):
             continue
         logits, labels = (script.behind(item) for item in call.args[:2])
         from_model = any(isinstance(node, ast.Call) and script.is_made_by(node.func, *CAUSAL) for node in logits) and any(
@@ -144,7 +152,6 @@ def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -
         tokens = any(getattr(node, "value", getattr(node, "id", "")) == "input_ids" for node in labels)
         if from_model and tokens and not any(isinstance(node, ast.Slice) for node in (*logits, *labels)):
             yield found("critical", call)
-            return
 
 
 @code_rule
@@ -220,9 +227,8 @@ def _gives(script: Script, node: ast.AST) -> bool:
 
 def _is_of_one_source(script: Script, node: ast.AST, *names: str) -> bool:
     """Return whether the function around a node gives two names the same value: `ids = batch[0]` and `labels = batch[0]`."""
-    around = [each for each in ast.walk(script.function(node) or script.tree) if isinstance(each, ast.Assign)]
-    given = [[script.words(each.value) for each in around if any(
-        isinstance(target, ast.Name) and target.id == name for target in each.targets)] for name in names]
+    around = every(ast.Assign, script.function(node) or script.tree)
+    given = [[script.words(each.value) for each in around if gives_name(each, name)] for name in names]
     return all(given) and len({value for values in given for value in values}) == 1
 
 
@@ -255,16 +261,13 @@ def pad_token_missing(script: Script, subject: Subject, where: Circumstances) ->
         yield found("critical", padding, path, path=path.value)
 
 
-@code_rule
+@code_rule_once
 def masked_collator(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A collator for masked language modelling serves a model that predicts the next token."""
-    causal = any(made.endswith(CAUSAL) for kinds in script.kinds.values() for made in kinds)
+    causal = script.has_made(*CAUSAL)
     for call in script.calls(*COLLATORS) if causal and not script.says("MaskedLM", "mask_token") else ():
-        given = argument(call, "mlm", 1)
-        masks = given is None or (isinstance(given, ast.Constant) and given.value is True)
-        if masks and all(keyword.arg for keyword in call.keywords):
+        if is_true(argument(call, "mlm", 1)) and all(keyword.arg for keyword in call.keywords):
             yield found("critical", call)
-            return
 
 
 @code_rule
@@ -276,9 +279,7 @@ def labels_missing(script: Script, subject: Subject, where: Circumstances) -> Fi
     model, collator = argument(trainer, "model", 0), argument(trainer, "data_collator", 2)
     makes_none = collator is None or script.is_made_by(collator, pads) or (
         isinstance(collator, ast.Call) and script.name(collator).endswith(pads))
-    tokenised = any(isinstance(node, ast.Call) and script.is_made_by(node.func, "Tokenizer.from_pretrained")
-                    for node in script.nodes)
-    if model is not None and script.is_made_by(model, *CAUSAL) and makes_none and tokenised and not script.says(
+    if model is not None and script.is_made_by(model, *CAUSAL) and makes_none and tokenises(script) and not script.says(
             "label", "compute_loss", "input_ids") and script.has_call(".map"):
         yield found("critical", trainer)
 
@@ -311,10 +312,8 @@ def _joins(node: ast.AST) -> bool:
     formats = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format"
     if not formats and not isinstance(node, (ast.JoinedStr, ast.BinOp)):
         return False
-    names = {str(item.slice.value) for item in ast.walk(node) if isinstance(item, ast.Subscript)
-             and isinstance(item.slice, ast.Constant)}
-    names |= {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
-    names |= {item.arg for item in ast.walk(node) if isinstance(item, ast.keyword) and item.arg}
+    names = {str(item.slice.value) for item in every(ast.Subscript, node) if isinstance(item.slice, ast.Constant)}
+    names |= names_in(node) | {item.arg for item in every(ast.keyword, node) if item.arg}
     names |= {name.removesuffix("s") for name in names}
     return bool(names & PROMPTS) and bool(names & ANSWERS) and not {"prompt", "completion"} <= names     # TRL tells them apart
 

@@ -3,11 +3,12 @@
 import ast
 from collections.abc import Iterator
 
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import SAMPLERS
 from powertrain.audit.rules.processes import PARALLEL
-from powertrain.audit.script import FunctionNode, Script, argument, inside, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, argument, every, inside, is_constant, last_name, owner_of
 
 GROUPS = ("torch.distributed.init_process_group", ".init_distributed", "deepspeed.initialize")
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel",
@@ -57,8 +58,7 @@ def sampler_missing(script: Script, subject: Subject, where: Circumstances) -> F
     wrapped = next(script.calls(*PARALLEL, "deepspeed.initialize", *FSDP), None)
     loader = script.sections.get("loader")
     shares = script.has_call(".prepare") or script.says(*SHARING)
-    if wrapped is None or loader is None or shares or any(
-            isinstance(node, ast.Call) and "Sampler" in last_name(node.func) for node in script.nodes):
+    if wrapped is None or loader is None or shares or any("Sampler" in last_name(call.func) for call in script.every(ast.Call)):
         return
     if argument(loader, "sampler", 3) is None and argument(loader, "batch_sampler", 4) is None and not any(
             item.arg is None for item in loader.keywords) and script.training_loops:
@@ -72,7 +72,7 @@ def sharded_clipping(script: Script, subject: Subject, where: Circumstances) -> 
     if wrapped is None or not _may_be_asked_for(script, wrapped):
         return
     clips = [call for call in script.calls("torch.nn.utils.clip_grad_norm_") if script.training_loops]
-    scalers = [call for call in script.calls(*SCALERS) if not _is_off(call)]
+    scalers = [call for call in script.calls(*SCALERS) if not is_constant(argument(call, "enabled"), False)]
     if clips or scalers:
         yield found("critical", *clips[:1], *scalers[:1], wrapped)
 
@@ -80,54 +80,42 @@ def sharded_clipping(script: Script, subject: Subject, where: Circumstances) -> 
 def _may_be_asked_for(script: Script, call: ast.Call) -> bool:
     """Return whether each option that the code around asks for, `getattr(args, "fsdp", False)`, is one that there is."""
     asked = [str(node.args[1].value) for around in script.ancestors(call) if isinstance(around, ast.If)
-             for node in ast.walk(around.test) if isinstance(node, ast.Call) and last_name(node.func) == "getattr"
+             for node in every(ast.Call, around.test) if last_name(node.func) == "getattr"
              and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)]
-    fields = {getattr(node.target, "id", "") for node in script.nodes if isinstance(node, ast.AnnAssign)}
+    fields = {getattr(node.target, "id", "") for node in script.every(ast.AnnAssign)}
     return all(name in fields or script.says(f"--{name}") for name in asked)
-
-
-def _is_off(call: ast.Call) -> bool:
-    given = argument(call, "enabled")
-    return isinstance(given, ast.Constant) and given.value is False
 
 
 @code_rule
 def sharded_weights_overwritten(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Weights that were gathered for saving are overwritten by one process's part of them."""
-    saves = [call for call in script.calls(".save_pretrained") if isinstance(call.func, ast.Attribute)
-             and not any(word in script.words(call.func.value).lower() for word in ("tok", "process", "config"))]
-    whole = next((call for call in saves if argument(call, "state_dict") is not None), None)
+    saves = [(call, owner) for call in script.calls(".save_pretrained") if (owner := owner_of(call)) is not None
+             and not any(word in script.words(owner).lower() for word in ("tok", "process", "config"))]
+    whole = next((call for call, _ in saves if argument(call, "state_dict") is not None), None)
     gathered = script.has_call(".get_state_dict", "._zero3_consolidated_16bit_state_dict")
-    after = [call for call in saves if whole is not None and argument(call, "state_dict") is None and call.lineno > whole.lineno
-             and _same_folder(script, call, whole) and isinstance(call.func, ast.Attribute)
-             and last_name(call.func.value) in ("model", "trainer")]
+    after = [call for call, owner in saves if whole is not None and argument(call, "state_dict") is None
+             and call.lineno > whole.lineno and last_name(owner) in ("model", "trainer")
+             and call.args and whole.args and script.words(call.args[0]) == script.words(whole.args[0])]
     if gathered and after and whole is not None:
         yield found("critical", after[-1], whole)
 
 
-def _same_folder(script: Script, one: ast.Call, other: ast.Call) -> bool:
-    return bool(one.args and other.args) and script.words(one.args[0]) == script.words(other.args[0])
-
-
-@code_rule
+@code_rule_once
 def one_process_waits(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """One process alone calls what all processes have to call together, and waits for ever."""
     together = _Together(script)
-    others = any(isinstance(node, ast.If) and not _is_of_the_first(script, node.test)
-                 and ("rank" in script.words(node.test).lower() or _is_of_others(script, node.test))
-                 and any(map(together.has, script.reached(node))) for node in script.nodes)
+    others = any(("rank" in script.words(node.test).lower() or _is_of_others(script, node.test))
+                 and not _is_of_the_first(script, node.test)
+                 and any(map(together.has, script.reached(node))) for node in script.every(ast.If))
     for test, alone, rest in _alone(script) if not others else ():
         call = next(filter(together.has, script.reached(*alone)), None)
         if call is not None and not any(map(together.has, script.reached(*rest))):
             yield found("critical", call, test, call=script.words(call)[:60])
-            return
 
 
 def _alone(script: Script) -> Iterator[tuple[ast.expr, list[ast.stmt], list[ast.stmt]]]:
     """Yield each condition on the process's number, what the first process does by it, and what the others do."""
-    for node in script.nodes:
-        if not isinstance(node, ast.If):
-            continue
+    for node in script.every(ast.If):
         if _is_of_the_first(script, node.test):
             yield node.test, node.body, node.orelse
         elif _is_of_others(script, node.test) and isinstance(node.body[-1], ast.Return) and not node.orelse:

@@ -3,14 +3,14 @@
 import ast
 from collections.abc import Iterator
 
-from powertrain.audit.rules.base import Findings, code_rule, found
-from powertrain.audit.rules.labels import CAUSAL, is_copied
-from powertrain.audit.scopes import is_tried
-from powertrain.audit.script import FunctionNode, Script, argument, inside, last_name
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.rules.labels import CAUSAL, is_copied, is_loss, tokenises
+from powertrain.audit.scopes import is_tried, own_tree
+from powertrain.audit.script import Script
 from powertrain.audit.steps import OPTIMIZERS
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.audit.syntax import argument, every, gives_name, inside, is_backward, is_constant, last_name, owner_of
 
-LOSSES = ("torch.nn.functional.cross_entropy", ".cross_entropy")
 METRIC = "training.metric_for_best_model"
 OF_EVERY_EVALUATION = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 SHAPING = ("view", "reshape", "permute", "transpose", "flatten", "contiguous", "float", "squeeze", "unsqueeze", "to", "mT")
@@ -31,27 +31,24 @@ BLOCKS = ("block_size", "group_texts", "chunk", "concatenate", "pad_sequence", "
 
 def _in_function(script: Script, function: ast.AST | None) -> Iterator[ast.AST]:
     """Yield the nodes of a function's own code, or of the script outside of its functions."""
-    yield from inside(function) if function is not None else inside(ast.Module(
-        [node for node in script.tree.body if not isinstance(node, ast.Module)], []))
+    yield from inside(function if function is not None else own_tree(script))
 
 
 def _given(script: Script, name: str, function: ast.AST | None) -> list[ast.Assign]:
     """Return the assignments to a plain name in a function's own code."""
-    return [node for node in _in_function(script, function) if isinstance(node, ast.Assign) and any(
-        isinstance(target, ast.Name) and target.id == name for target in node.targets)]
+    return [node for node in _in_function(script, function) if isinstance(node, ast.Assign) and gives_name(node, name)]
 
 
-@code_rule
+@code_rule_once
 def optimizer_of_earlier_weights(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The optimizer is made before the model that is trained: it updates weights of an earlier one."""
-    for node in script.nodes:
-        call = node.value if isinstance(node, ast.Assign) else None
-        if not isinstance(node, ast.Assign) or not isinstance(call, ast.Call) or not script.name(call).endswith(OPTIMIZERS):
+    for node in script.every(ast.Assign):
+        call = node.value
+        if not isinstance(call, ast.Call) or not script.name(call).endswith(OPTIMIZERS):
             continue
         first, function = argument(call, "params", 0), script.function(node)
-        names = {inner.func.value.id for inner in ast.walk(first) if isinstance(inner, ast.Call) and isinstance(
-            inner.func, ast.Attribute) and inner.func.attr in ("parameters", "named_parameters") and isinstance(
-            inner.func.value, ast.Name)} if first is not None else set()
+        names = {owner.id for inner in every(ast.Call, first) if isinstance(owner := owner_of(inner), ast.Name)
+                 and last_name(inner.func) in ("parameters", "named_parameters")} if first is not None else set()
         again = [each.lineno for target in node.targets for each in _given(script, last_name(target), function)]
         for name in sorted(names):
             for later in _given(script, name, function):
@@ -59,7 +56,6 @@ def optimizer_of_earlier_weights(script: Script, subject: Subject, where: Circum
                     loop.lineno > later.lineno and script.function(loop) is function for loop in script.training_loops)
                 if node.lineno < later.lineno > max(again) and here and _replaces(script, later, name):
                     yield found("critical", node, later, name=name)
-                    return
 
 
 def _replaces(script: Script, later: ast.Assign, name: str) -> bool:
@@ -67,7 +63,7 @@ def _replaces(script: Script, later: ast.Assign, name: str) -> bool:
     call = later.value
     if not isinstance(call, ast.Call):
         return False
-    takes = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(call))
+    takes = any(node.id == name for node in every(ast.Name, call))
     if last_name(call.func) == "get_peft_model":
         return takes
     return not takes and script.name(call).endswith(CAUSAL) and not script.conditions(later)
@@ -93,19 +89,17 @@ def _made_by(script: Script, node: ast.AST, ending: str) -> bool:
     return any(isinstance(value, ast.Call) and script.name(value).endswith(ending) for value in script.assigned(node))
 
 
-@code_rule
+@code_rule_once
 def probabilities_as_logits(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loss takes the softmax of what has been through a softmax already."""
-    for call in script.nodes:
-        if not isinstance(call, ast.Call) or not call.args or not (
-                script.name(call).endswith(LOSSES) or script.is_made_by(call.func, "nn.CrossEntropyLoss")):
+    for call in script.every(ast.Call):
+        if not call.args or not is_loss(script, call):
             continue
         first, function = _root(call.args[0]), script.function(call)
         given = [_root(node.value) for node in _given(script, first.id, function)] if isinstance(first, ast.Name) else [first]
         given = [end for node in given for end in (_returned(script, node) or [node])]
         if given and all(_is_softmax(script, node) for node in given):
             yield found("critical", call, given[0])
-            return
 
 
 def _returned(script: Script, node: ast.AST) -> list[ast.AST]:
@@ -113,9 +107,9 @@ def _returned(script: Script, node: ast.AST) -> list[ast.AST]:
     kinds = script.kinds.get(last_name(node.func), frozenset()) if isinstance(node, ast.Call) else frozenset()
     if len(kinds) != 1:
         return []
-    kind = next((each for each in ast.walk(script.tree) if isinstance(each, ast.ClassDef) and each.name in kinds), None)
-    forward = next((item for item in kind.body if isinstance(item, FunctionNode) and item.name == "forward"),
-                   None) if kind else None
+    kind = next((each for each in every(ast.ClassDef, script.tree) if each.name in kinds), None)
+    body = kind.body if kind is not None else []
+    forward = next((item for item in body if isinstance(item, ast.FunctionDef) and item.name == "forward"), None)
     if forward is None:
         return []
     ends = [node.value for node in inside(forward) if isinstance(node, ast.Return) and node.value is not None]
@@ -126,13 +120,11 @@ def _returned(script: Script, node: ast.AST) -> list[ast.AST]:
     return found_
 
 
-@code_rule
+@code_rule_once
 def loss_without_graph(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """backward() begins at a number that has no graph, so no weight gets a gradient."""
-    for call in script.nodes:
-        if not isinstance(call, ast.Call) or last_name(call.func) != "backward" or not isinstance(call.func, ast.Attribute):
-            continue
-        node: ast.AST = call.args[0] if call.args else call.func.value
+    for call in filter(is_backward, script.every(ast.Call)):
+        node = call.args[0] if call.args else owner_of(call)
         if isinstance(node, ast.Call) and last_name(node.func) == "scale" and node.args:
             node = node.args[0]
         if not isinstance(node, ast.Name):
@@ -144,7 +136,6 @@ def loss_without_graph(script: Script, subject: Subject, where: Circumstances) -
         lost = [each for each in made if _is_without_graph(script, each)]
         if made and len(lost) == len(made) and not adds:
             yield found("critical", call, lost[-1], name=node.id)
-            return
 
 
 def _is_without_graph(script: Script, made: ast.Assign) -> bool:
@@ -160,75 +151,68 @@ def _is_without_graph(script: Script, made: ast.Assign) -> bool:
 @code_rule
 def never_stepped(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients are computed, and no optimizer step follows."""
-    made = next((call for call in script.nodes if isinstance(call, ast.Call) and script.name(call).endswith(OPTIMIZERS)), None)
+    made = next((call for call in script.every(ast.Call) if script.name(call).endswith(OPTIMIZERS)), None)
     if made is None or not script.training_loops or "trainer" in script.sections or script.says(*STEPPING):
         return
-    steps = [node for node in script.nodes if isinstance(node, ast.Attribute) and node.attr in STEPS and not any(
+    steps = [node for node in script.every(ast.Attribute) if node.attr in STEPS and not any(
         word in script.words(node.value).lower() for word in ("sched", "prof", "bar", "env", "tqdm"))]
-    if not steps and not any(isinstance(node, ast.Call) and "step" in last_name(node.func).lower()
-                             and "sched" not in script.words(node.func).lower() for node in script.nodes):
-        yield found("critical", made, script.training_loops[0].iter if isinstance(
-            script.training_loops[0], ast.For | ast.AsyncFor) else script.training_loops[0].test)
+    if not steps and not any("step" in last_name(call.func).lower() and "sched" not in script.words(call.func).lower()
+                             for call in script.every(ast.Call)):
+        loop = script.training_loops[0]
+        yield found("critical", made, loop.test if isinstance(loop, ast.While) else loop.iter)
 
 
-@code_rule
+@code_rule_once
 def everything_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """All weights of the model are frozen, and it is trained."""
     if script.says("get_peft_model", "peft_config", "PeftModel", "add_adapter", "Prompt", "lora", "LoRA"):
         return
-    stores = [node for node in script.nodes if isinstance(node, ast.Assign) and any(
+    stores = [node for node in script.every(ast.Assign) if any(
         isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in node.targets)]
-    frees = any(not (isinstance(node.value, ast.Constant) and node.value.value is False) for node in stores) or any(
-        last_name(call.func) == "requires_grad_" and not (call.args and getattr(call.args[0], "value", None) is False)
-        for call in script.calls(".requires_grad_"))
+    frees = any(not is_constant(node.value, False) for node in stores) or any(
+        not (call.args and getattr(call.args[0], "value", None) is False) for call in script.calls(".requires_grad_"))
     for node in stores if not frees else ():
         loop = script.parents.get(node)
         over = loop.iter if isinstance(loop, ast.For) else None
-        if not isinstance(over, ast.Call) or last_name(over.func) != "parameters" or not isinstance(over.func, ast.Attribute) \
-                or not isinstance(over.func.value, ast.Name) or script.conditions(node):
+        owner = owner_of(over) if isinstance(over, ast.Call) and last_name(over.func) == "parameters" else None
+        if not isinstance(owner, ast.Name) or script.conditions(node):
             continue
-        name, function = over.func.value.id, script.function(node)
-        changed = any(isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each).startswith(
-            f"{name}.") for each in script.nodes) or any(each.lineno > node.lineno for each in _given(script, name, function))
-        trained = any(_trains_it(script, each, name) and script.function(each) is function for each in script.nodes)
+        name, function = owner.id, script.function(node)
+        changed = any(isinstance(each.ctx, ast.Store) and ast.unparse(each).startswith(f"{name}.")
+                      for each in script.every(ast.Attribute)) or any(
+            each.lineno > node.lineno for each in _given(script, name, function))
+        trained = any(_trains_it(script, each, name) and script.function(each) is function for each in script.every(ast.Call))
         if trained and not changed:
             yield found("critical", node, over, name=name)
-            return
 
 
-def _trains_it(script: Script, node: ast.AST, name: str) -> bool:
+def _trains_it(script: Script, call: ast.Call, name: str) -> bool:
     """Return whether a call makes an optimizer of a model's parameters alone, or a Trainer of the model."""
-    if not isinstance(node, ast.Call):
-        return False
-    if script.name(node).endswith(OPTIMIZERS):
-        first = argument(node, "params", 0)
+    if script.name(call).endswith(OPTIMIZERS):
+        first = argument(call, "params", 0)
         return first is not None and ast.unparse(first) in (f"{name}.parameters()", f"list({name}.parameters())")
-    given = argument(node, "model", 0) if last_name(node.func).endswith("Trainer") else None
+    given = argument(call, "model", 0) if last_name(call.func).endswith("Trainer") else None
     return isinstance(given, ast.Name) and given.id == name
 
 
-@code_rule
+@code_rule_once
 def adapters_asked_of_base(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A model without adapters is asked for what only a model with adapters has."""
-    for call in script.nodes:
-        owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in (
-            OF_ADAPTERS) else None
-        if not isinstance(call, ast.Call) or not isinstance(owner, ast.Name) or any(
-                isinstance(around, ast.Try) for around in script.ancestors(call)):
+    for call in script.every(ast.Call):
+        owner = owner_of(call) if last_name(call.func) in OF_ADAPTERS else None
+        if not isinstance(owner, ast.Name) or is_tried(script, call):
             continue
-        made = _given(script, owner.id, script.function(call))
-        bases = [node for node in made if isinstance(node.value, ast.Call) and script.name(node.value).startswith(
-            "transformers.") and script.name(node.value).endswith("from_pretrained")]
-        others = [node for node in made if node not in bases and not (isinstance(node.value, ast.Call) and last_name(
-            node.value.func) in KEPT)]
+        made = {node: script.name(node.value) if isinstance(node.value, ast.Call) else ""
+                for node in _given(script, owner.id, script.function(call))}
+        bases = [node for node, name in made.items() if name.startswith("transformers.") and name.endswith("from_pretrained")]
+        others = [node for node, name in made.items() if node not in bases and name.rpartition(".")[2] not in KEPT]
         tests = {script.words(test.test) for test in script.conditions(call)}
-        wraps = [node for node in others if isinstance(node.value, ast.Call) and last_name(node.value.func) == "get_peft_model"]
-        loose = [node for node in wraps if _condition(script, node) is not None and _condition(script, node) not in tests]
+        wraps = [node for node in others if made[node].rpartition(".")[2] == "get_peft_model"]
+        loose = [node for node in wraps if _condition(script, node) not in (*tests, None)]
         if bases and len(loose) == len(others) and not any("hasattr" in test or "isinstance" in test for test in tests):
             off = all(any(around in script.unused for around in (node, *script.ancestors(node))) for node in loose)
             yield found("critical" if off else "moderate", call, bases[0], method=last_name(call.func),
                         when=f", unless {_condition(script, loose[0])}" if loose else "")
-            return
 
 
 def _condition(script: Script, node: ast.AST) -> str | None:
@@ -237,23 +221,19 @@ def _condition(script: Script, node: ast.AST) -> str | None:
     return script.words(tests[0].test) if len(tests) == 1 and not tests[0].orelse else None
 
 
-@code_rule
+@code_rule_once
 def tokens_beyond_embeddings(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A token is added to the tokenizer, and the model has no embedding for it."""
     path = subject.value("model.path") or subject.value("tokenizer.path")
     if not isinstance(path, str) or not path.startswith(TIGHT) or "Llama-3" in path or script.says(
             "resize_", "clone_chat_template", "setup_chat_format", "smart_tokenizer"):
         return
-    pretrained = any(made.endswith(CAUSAL) for kinds in script.kinds.values() for made in kinds)
-    for call in script.calls(".add_special_tokens", ".add_tokens") if pretrained else ():
-        texts = [node.value for item in call.args[:1] for node in ast.walk(item) if isinstance(node, ast.Constant)]
-        values = [node.value for item in call.args[:1] if isinstance(item, ast.Dict) for value in item.values
-                  for node in ast.walk(value) if isinstance(node, ast.Constant)]
-        new = [text for text in (values or ([] if isinstance(call.args[0] if call.args else None, ast.Dict) else texts))
-               if isinstance(text, str) and text not in OLD_TOKENS]
+    for call in script.calls(".add_special_tokens", ".add_tokens") if script.has_made(*CAUSAL) else ():
+        parts = [part for item in call.args[:1] for part in (item.values if isinstance(item, ast.Dict) else [item])]
+        new = [node.value for part in parts for node in every(ast.Constant, part)
+               if isinstance(node.value, str) and node.value not in OLD_TOKENS]
         if new and isinstance(call.func, ast.Attribute) and not script.conditions(call):
             yield found("critical", call, token=new[0], path=path)
-            return
 
 
 @code_rule
@@ -296,23 +276,19 @@ def rows_of_unequal_length(script: Script, subject: Subject, where: Circumstance
         return
     if argument(trainer, "data_collator") is not None:
         return
-    padded = any(item.arg == "padding" for node in script.nodes if isinstance(node, ast.Call) for item in node.keywords)
+    padded = any(item.arg == "padding" for item in script.every(ast.keyword))
     if padded or subject.examples_per_pass in (None, 1) or script.has_call(".pad") or script.says(*BLOCKS[:-1]):
         return
-    tokenised = any(isinstance(node, ast.Call) and script.is_made_by(node.func, "Tokenizer.from_pretrained")
-                    for node in script.nodes)
     helped = argument(trainer, "processing_class") is not None or argument(trainer, "tokenizer") is not None
     labels = next((node for node in script.nodes if is_copied(script, node)), None)
-    if tokenised and (not helped or labels is not None):
+    if tokenises(script) and (not helped or labels is not None):
         yield found("critical", trainer, labels, pads=helped)
 
 
-@code_rule
+@code_rule_once
 def resumes_from_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The training is always told to resume, also where there is no checkpoint yet."""
     for call in script.calls(".train"):
-        asked = argument(call, "resume_from_checkpoint")
-        always = isinstance(asked, ast.Constant) and asked.value is True and not script.conditions(call)
+        always = is_constant(argument(call, "resume_from_checkpoint"), True) and not script.conditions(call)
         if always and "trainer" in script.sections and not is_tried(script, call):
             yield found("critical", call)
-            return

@@ -3,11 +3,12 @@
 import ast
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.processes import RANKED
-from powertrain.audit.script import FunctionNode, Loop, Script, argument, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, StepCall, interval, is_without_gradients, step_code, training_steps
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, Loop, argument, every, last_name, names_in
 from powertrain.cost.precision import bf16_pays
 
 ANOMALIES = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly",
@@ -28,7 +29,7 @@ def _taken_out(script: Script, *nodes: ast.AST) -> Edits:
 @code_rule
 def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop waits for the device at every step, to read a number."""
-    moves = any(isinstance(node, ast.Call) and last_name(node.func) in MOVING for node in script.nodes)
+    moves = any(last_name(call.func) in MOVING for call in script.every(ast.Call))
     alone = where.on_cpu or (subject.framework == "pytorch" and not moves)
     for step in step_code(script):
         waits = [call for call in step.named(*WAITING) if call.each_pass or _is_of_one_process(script, call)]
@@ -52,14 +53,14 @@ def loop_in_fp32(script: Script, subject: Subject, where: Circumstances) -> Find
     if subject.framework != "pytorch" or where.on_cpu or (where.hardware is not None and not bf16_pays(where.hardware)):
         return
     step = next(iter(training_steps(script)), None)
-    moved = next((node for node in script.nodes if isinstance(node, ast.Call) and last_name(node.func) in ("to", "cuda")
-                  and "cpu" not in script.words(node)), None)
+    moved = next((call for call in script.every(ast.Call) if last_name(call.func) in ("to", "cuda")
+                  and "cpu" not in script.words(call)), None)
     if step is not None and step.backward and moved is not None and not script.says(
             "autocast", "float16", "bf16", "fp16", "half", "GradScaler", "MixedPrecision", "deepspeed", "fabric"):
         yield found("moderate", step.backward[0].node, moved)
 
 
-@code_rule
+@code_rule_once
 def norms_decayed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Weight decay pulls the gains of norms and the biases to zero, like weights."""
     decay = subject.in_force("optimizer.weight_decay")
@@ -69,7 +70,6 @@ def norms_decayed(script: Script, subject: Subject, where: Circumstances) -> Fin
         if whole and script.training_loops and not subject.has_adapters and isinstance(decay, (int, float)) and decay > 0 and \
                 not script.says("get_peft_model", "lora"):
             yield found("moderate" if decay >= STRONG_DECAY else "low", call, decay=decay)
-            return
 
 
 def _kept_on_device(script: Script, node: ast.Call) -> Edits:
@@ -102,7 +102,7 @@ def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances
                     edits=_taken_out(script, *nodes))
 
 
-@code_rule
+@code_rule_once
 def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Autograd's search for the origin of NaN is on."""
     for call in script.calls(*ANOMALIES):
@@ -110,7 +110,6 @@ def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances)
         off = given is not None and not (isinstance(given, ast.Constant) and given.value)
         if not off and not script.conditions(call):
             yield found("moderate", call, edits=_taken_out(script, call))
-            return
 
 
 @rule
@@ -126,13 +125,13 @@ def cudnn_benchmark(script: Script, subject: Subject, where: Circumstances) -> F
     if subject.value(BENCHMARK) is not True or script.says("Conv", "conv"):
         return
     setting, forced = subject.settings[BENCHMARK], subject.value(DETERMINISTIC) is True
-    statement = next((node for node in script.nodes if isinstance(node, ast.Assign) and node.lineno == setting.place.line
+    statement = next((node for node in script.every(ast.Assign) if node.lineno == setting.place.line
                       and "benchmark" in script.words(node)), None)
     yield found("low", setting, DETERMINISTIC if forced else None, forced=forced,
                 edits=without(script, statement) if statement is not None else ())
 
 
-@code_rule
+@code_rule_once
 def evaluation_keeps_gradients(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The evaluation stores activations that only a backward pass needs."""
     for call in script.calls(".eval") if not script.has_call("torch.set_grad_enabled") else ():
@@ -144,7 +143,6 @@ def evaluation_keeps_gradients(script: Script, subject: Subject, where: Circumst
             function is not None and not any(script.is_within(other, function) for other in script.training_loops)
             and script.imported.get("torch") == "torch") else ()
         yield found("moderate", call, loop.iter if isinstance(loop, ast.For) else loop, edits=edits)
-        return
 
 
 def _evaluation_after(script: Script, call: ast.Call) -> Loop | None:
@@ -152,8 +150,8 @@ def _evaluation_after(script: Script, call: ast.Call) -> Loop | None:
     owner = script.words(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     loops = [node for node in ast.walk(script.function(call) or script.tree) if isinstance(node, Loop)]
     return next((loop for loop in loops if loop.lineno > call.lineno
-                 and any(isinstance(item, ast.Call) and script.words(item.func) == owner for item in ast.walk(loop))
-                 and not any(isinstance(item, ast.Attribute) and item.attr == "backward" for item in ast.walk(loop))), None)
+                 and any(script.words(item.func) == owner for item in every(ast.Call, loop))
+                 and not any(item.attr == "backward" for item in every(ast.Attribute, loop))), None)
 
 
 def _is_without_gradients(script: Script, loop: Loop) -> bool:
@@ -161,7 +159,7 @@ def _is_without_gradients(script: Script, loop: Loop) -> bool:
     return any(is_without_gradients(script, node) for node in (*ast.walk(loop), *callers))
 
 
-@code_rule
+@code_rule_once
 def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop calls model.eval() and never model.train(), so dropout stays off."""
     if script.classes and not script.says("ropout", "BatchNorm", "from_pretrained"):     # a network without any
@@ -175,7 +173,6 @@ def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstanc
             elsewhere = script.function(switched[0]) is not script.function(around) or around is step.node
             edits = () if elsewhere else with_line(script, around.body[0], f"{model}.train()")
             yield found("moderate", switched[0], edits=edits)
-            return
 
 
 def _around(script: Script, step: Step) -> list[Loop]:
@@ -195,9 +192,9 @@ def _switches(script: Script, loop: Loop, name: str) -> list[ast.Call]:
 @code_rule
 def outside_the_epoch_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Evaluation or checkpoints use the epoch's number but stand after the loop over epochs."""
-    for loop in script.nodes:
+    for loop in script.every(ast.For):
         # a loop by a counter, around the training loop or around a call of the function that has it
-        if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or not any(
+        if not isinstance(loop.target, ast.Name) or not any(
                 inner in script.training_loops for inner in script.reached(*loop.body)):
             continue
         block = block_of(script, loop)
@@ -217,6 +214,4 @@ def _belongs_inside(script: Script, node: ast.stmt, counter: str) -> bool:
     keeps = any(isinstance(item, ast.Call) and script.name(item.func) != ".eval"
                 and any(word in script.name(item.func).rpartition(".")[2].lower() for word in KEEPING)
                 for item in script.reached(node))
-    return keeps and any(
-        isinstance(item, ast.If) and interval(item.test) is not None
-        and any(isinstance(name, ast.Name) and name.id == counter for name in ast.walk(item.test)) for item in ast.walk(node))
+    return keeps and any(interval(item.test) is not None and counter in names_in(item.test) for item in every(ast.If, node))

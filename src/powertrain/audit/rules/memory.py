@@ -3,10 +3,11 @@
 import ast
 
 from powertrain.audit.edits import removed, renamed, set_to, with_line, with_text
-from powertrain.audit.rules.base import GIB, Findings, as_trained, at_most, code_rule, found, reckonable, room, rule
-from powertrain.audit.script import Script, argument, is_backward
+from powertrain.audit.rules.base import Findings, as_trained, at_most, code_rule, code_rule_once, found, reckonable, room, rule
+from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.audit.syntax import argument, every, is_backward, names_in
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
 from powertrain.cost.precision import GPU_SINCE, bf16_gain, bf16_pays, fp16_pays, shown, unit_of
 from powertrain.cost.work import recomputed_flops, training_flops
@@ -79,7 +80,7 @@ def fp16_weights_unscaled(subject: Subject, where: Circumstances) -> Findings:
         yield found("critical", "model.dtype", subject.settings.get(FP16))
 
 
-@code_rule
+@code_rule_once
 def fp16_without_scaler(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The training loop computes in fp16 without loss scaling."""
     if subject.value(FP16) is not True or subject.framework != "pytorch" or script.says("caler"):
@@ -88,7 +89,6 @@ def fp16_without_scaler(script: Script, subject: Subject, where: Circumstances) 
     for step in training_steps(script) if "autocast" in subject.settings[FP16].spelled else ():
         if kept or any(not call.inner_loop for call in step.named(".autocast", "autocast")):
             yield found("critical", FP16, *(call.node for call in step.backward[:1]))
-            return
 
 
 @rule
@@ -132,7 +132,7 @@ def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
                     weight=rate * 512 if rate else None)
 
 
-@code_rule
+@code_rule_once
 def adam_in_fp16(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Adam's epsilon is 0 in the type of the weights, fp16."""
     said = script.says("deepspeed", "requires_grad", "lora", "quantization", "load_in_") or script.has_call(
@@ -149,7 +149,6 @@ def adam_in_fp16(script: Script, subject: Subject, where: Circumstances) -> Find
         plain = not any(item.arg in ("fused", "eps", None) for item in call.keywords) and len(call.args) < 4
         if plain and script.is_made_by(weights.value, "from_pretrained"):
             yield found("critical", call, "model.dtype")
-            return
 
 
 @rule
@@ -211,7 +210,7 @@ def checkpointing_needless(subject: Subject, where: Circumstances) -> Findings:
     if space[0] <= space[1]:
         again = recomputed_flops(facts.model, [facts.data.block], 1)
         share = again / (training_flops(facts.model, [facts.data.block]) + again)
-        yield found("moderate", CHECKPOINTING, edits=edits, needed_gib=space[0] / GIB, free_gib=space[1] / GIB,
+        yield found("moderate", CHECKPOINTING, edits=edits, needed_gib=space[0], free_gib=space[1],
                     expected=at_most(share, "the products that are computed a second time"))
 
 
@@ -244,20 +243,18 @@ def cache_emptied(subject: Subject, where: Circumstances) -> Findings:
                     case="no GPU" if where.on_cpu else "")
 
 
-@code_rule
+@code_rule_once
 def losses_kept_with_graph(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Losses are kept together with the graph that computed them."""
     for step in training_steps(script):
-        parts = [part for call in ast.walk(step.node) if isinstance(call, ast.Call) and is_backward(call)
-                 for part in (call.func, *call.args)]
-        names = {name.id for part in parts for name in ast.walk(part) if isinstance(name, ast.Name)}
+        parts = [part for call in every(ast.Call, step.node) if is_backward(call) for part in (call.func, *call.args)]
+        names = {name for part in parts for name in names_in(part)}
         for node in ast.walk(step.node):
             kept = _kept(node)
             # a sum that is itself differentiated has to keep its graph
             if isinstance(kept, ast.Name) and kept.id in names and not (
                     isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in names):
                 yield found("moderate", node, name=kept.id, edits=with_text(script, kept, f"{kept.id}.detach()"))
-                return
 
 
 def _kept(node: ast.AST) -> ast.expr | None:
@@ -319,6 +316,6 @@ def sharding_one_device(subject: Subject, where: Circumstances) -> Findings:
     needed, free = room(subject, where) or (1, 0)
     alone = subject.number(PROCESSES) == 1 or (where.devices == 1 and not subject.is_on(PROCESSES))
     if offload is not None and needed <= free:
-        yield found("moderate", offload, case="offloads", needed_gib=needed / GIB, free_gib=free / GIB)
+        yield found("moderate", offload, case="offloads", needed_gib=needed, free_gib=free)
     elif asked is not None and alone and offload is None:
         yield found("low", asked, subject.settings.get(PROCESSES))

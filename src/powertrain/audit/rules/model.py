@@ -4,7 +4,7 @@ import math
 
 from powertrain.audit.edits import removed, set_to
 from powertrain.audit.installed import in_force
-from powertrain.audit.rules.base import GIB, Findings, code_rule, found, room, rule
+from powertrain.audit.rules.base import Findings, code_rule, found, room, rule
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject, dtype_named
 from powertrain.cost.precision import shown
@@ -125,8 +125,7 @@ def four_bit_needless(subject: Subject, where: Circumstances) -> Findings:
     """Weights are 4-bit where the same weights fit in bf16."""
     space = room(subject, where, four_bits=False)
     if space is not None and subject.is_four_bit and space[0] <= space[1]:
-        yield found("moderate", BITS[0], edits=set_to(subject, BITS[0], False), needed_gib=space[0] / GIB,
-                    free_gib=space[1] / GIB)
+        yield found("moderate", BITS[0], edits=set_to(subject, BITS[0], False), needed_gib=space[0], free_gib=space[1])
 
 
 @rule

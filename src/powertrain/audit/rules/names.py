@@ -4,20 +4,13 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
-from powertrain.audit.installed import (
-    LIBRARIES,
-    defined,
-    in_force,
-    is_missing,
-    is_module,
-    lacks,
-    members,
-)
+from powertrain.audit.installed import LIBRARIES, defined, in_force, is_missing, is_module, lacks, members
 from powertrain.audit.reading_calls import OF_THE_CONFIG
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.memory import OFFLOAD
-from powertrain.audit.script import Script, argument, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Setting, Subject
+from powertrain.audit.syntax import argument, every, hides_arguments, is_constant, last_name, owner_of
 from powertrain.records.findings import Evidence, Severity
 
 SINCE = (5,)                 # transformers; and TRL 1 with it
@@ -68,20 +61,18 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
         return
     script = subject.script
     everything = {**subject.settings, **subject.unread, **subject.unknown}
-    passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
-              for item in script.sections[section].keywords if item.arg in REMOVED]
     patched = OF_UNSLOTH if script is not None and script.says("FastLanguageModel", "FastModel") else ()
-    passed = [item for item in passed if item.arg not in patched]
+    passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
+              for item in script.sections[section].keywords if item.arg in REMOVED and item.arg not in patched]
     names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED
              and name not in patched and not (of_others and name == "overwrite_output_dir")          # which it has itself
              and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
-    says = [f"{name} (now {REMOVED[name]})" if REMOVED[name] else f"{name} (gone)" for _, name in names.values()]
-    trainer = script.sections.get("trainer") if script is not None else None
-    given = trainer.keywords if script is not None and trainer is not None and script.name(trainer) == "trl.SFTTrainer" else []
+    given = script.sections["trainer"].keywords if script is not None and subject.trainer == "trl.SFTTrainer" else []
     of_settings = {setting.place.line for setting, _ in names.values()}
     rest = [item for item in passed if script is not None and script.place(item).line not in of_settings]
-    says += [f"{item.arg} (now {REMOVED[str(item.arg)]})" if REMOVED[str(item.arg)] else f"{item.arg} (gone)" for item in rest]
     known = [name for _, name in names.values()]
+    says = [f"{name} (now {REMOVED[name]})" if REMOVED[name] else f"{name} (gone)"
+            for name in (*known, *(str(item.arg) for item in rest))]
     moved = rest + [item for item in given if item.arg in OF_THE_CONFIG and item.arg not in known and not patched]
     says += [f"{item.arg} (now of SFTConfig)" for item in moved if item not in rest]
     if says:
@@ -93,8 +84,8 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
 def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:
     """Return whether a name is an argument that is passed, not a field that the script's own subclass adds."""
     return script is None or not any(
-        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
-        and isinstance(script.parents[node], ast.ClassDef) and node.lineno == setting.place.line for node in script.nodes)
+        isinstance(node.target, ast.Name) and node.target.id == name and isinstance(script.parents[node], ast.ClassDef)
+        and node.lineno == setting.place.line for node in script.every(ast.AnnAssign))
 
 
 def _edits(subject: Subject, key: str, name: str) -> Edits:
@@ -131,8 +122,8 @@ def is_guarded(script: Script, node: ast.AST) -> bool:
 
 def _looks_for_a_name(test: ast.expr) -> bool:
     """Return whether a test is `"name" in what_it_takes`."""
-    return any(isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant) and isinstance(
-        node.ops[0], ast.In | ast.NotIn) for node in ast.walk(test))
+    return any(isinstance(node.left, ast.Constant) and isinstance(node.ops[0], ast.In | ast.NotIn)
+               for node in every(ast.Compare, test))
 
 
 def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, str]]:
@@ -140,14 +131,13 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
     for node in script.nodes:
         lost: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            lost = [gone for item in node.names if item.name != "*" and (gone := _gone(node.module, item.name))]
+            lost = [_gone(node.module, item.name) for item in node.names if item.name != "*"]
         elif isinstance(node, ast.Import):
-            lost = [gone for item in node.names if (gone := _gone(item.name, ""))]
+            lost = [_gone(item.name, "") for item in node.names]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Load):
             owner = script.origin(node.value) or ""
-            lacking = f"{owner}.{node.attr}" if _class_lacks(owner, node.attr) else ""
-            lost = [gone for gone in [_gone(owner, node.attr) if is_module(owner) else lacking] if gone]
-        for gone in lost:
+            lost = [_gone(owner, node.attr) if is_module(owner) else _gone_of_class(owner, node.attr)]
+        for gone in filter(None, lost):
             if in_force(gone.partition(".")[0], where) and not is_guarded(script, node):
                 yield node, gone
 
@@ -159,19 +149,18 @@ def _gone(module: str, name: str) -> str:
     return module if is_missing(module) else f"{module}.{name}" if name and lacks(module, name) else ""
 
 
-def _class_lacks(dotted: str, name: str) -> bool:
-    """Return whether a library's class surely has no such attribute."""
+def _gone_of_class(dotted: str, name: str) -> str:
+    """Return the dotted name of an attribute that a library's class surely lacks; "" where it may have it."""
     module, _, last = dotted.rpartition(".")
-    of_library = module.partition(".")[0] in LIBRARIES - {"torch"}
-    has = members(defined(module, last)) if of_library else None
-    return has is not None and name not in has and not name.startswith("__")
+    has = members(defined(module, last)) if module.partition(".")[0] in LIBRARIES - {"torch"} else None
+    return f"{dotted}.{name}" if has is not None and name not in has and not name.startswith("__") else ""
 
 
 @code_rule
 def removed_imports(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script imports names that the libraries no longer have."""
     gone: list[tuple[ast.AST, str]] = [
-        (node, name) for node in script.nodes if isinstance(node, ast.ImportFrom) and not is_guarded(script, node)
+        (node, name) for node in script.every(ast.ImportFrom) if not is_guarded(script, node)
         for item in node.names if (name := f"{node.module}.{item.name}") in GONE or (name := str(node.module)) in GONE]
     gone += [(node, name) for node, name in _lacking(script, where) if name not in {known for _, known in gone}]
     if gone:
@@ -179,17 +168,16 @@ def removed_imports(script: Script, subject: Subject, where: Circumstances) -> F
         yield found(since(where), *dict.fromkeys(node for node, _ in gone), names=says)
 
 
-@code_rule
+@code_rule_once
 def wrong_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call has an argument that its function does not take."""
     for call in script.calls("torch.cuda.amp.autocast"):
         wrong = next((item for item in call.keywords if item.arg == "device_type"), None)
         if wrong is not None:
             yield found("critical", wrong)
-            return
 
 
-@code_rule
+@code_rule_once
 def autocast_of_a_place(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """autocast gets the name of one device where it wants a kind of device."""
     for call in script.calls("torch.autocast", "torch.amp.autocast"):
@@ -198,7 +186,6 @@ def autocast_of_a_place(script: Script, subject: Subject, where: Circumstances) 
         if any(ast.unparse(value).strip("f'\"").startswith("cuda:") for value in values
                if isinstance(value, ast.Constant | ast.JoinedStr)):
             yield found("critical", call)
-            return
 
 
 @code_rule
@@ -207,11 +194,10 @@ def evaluation_without_data(script: Script, subject: Subject, where: Circumstanc
     asked, trainer = subject.value(EVALUATING), script.sections.get("trainer")
     if trainer is None or subject.framework not in TRAINERS:
         return
-    open_ = any(isinstance(item, ast.Starred) for item in trainer.args) or any(item.arg is None for item in trainer.keywords)
-    if open_ or argument(trainer, "eval_dataset", 4) is not None:
+    if hides_arguments(trainer) or argument(trainer, "eval_dataset", 4) is not None:
         return
-    called = next((call for call in script.calls(".evaluate") if isinstance(call.func, ast.Attribute) and not call.args
-                   and not call.keywords and last_name(call.func.value) == "trainer"), None)
+    called = next((call for call in script.calls(".evaluate") if not call.args and not call.keywords
+                   and (owner := owner_of(call)) is not None and last_name(owner) == "trainer"), None)
     if asked in (None, False, "no") and called is not None and not subject.is_unread(EVALUATING):
         yield found("critical", called, Evidence(script.words(trainer.func), script.place(trainer)), case="called", asked=asked)
     elif asked not in (None, False, "no"):
@@ -224,7 +210,7 @@ def reports_to_none(script: Script, subject: Subject, where: Circumstances) -> F
     """The trainer gets None where it looks for the names of trackers."""
     call = script.sections.get("training")
     given = argument(call, "report_to") if call is not None and subject.framework in TRAINERS else None
-    if isinstance(given, ast.Constant) and given.value is None and since(where) != "low":
+    if given is not None and is_constant(given, None) and since(where) != "low":
         yield found(since(where), given, edits=set_to(subject, REPORTING, "none"))
 
 

@@ -1,11 +1,13 @@
 """Rules on a network that the script builds itself, and on the weights that it keeps of it."""
 
 import ast
+from itertools import takewhile
 
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.scopes import is_tried
-from powertrain.audit.script import FunctionNode, Loop, Script, argument, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, Loop, argument, every, gives_name, last_name, names_in, owner_of, reads_of
 
 TRAINED = ("Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "LSTM", "GRU", "MultiheadAttention",
            "TransformerEncoderLayer", "TransformerDecoderLayer", "TransformerEncoder")
@@ -21,7 +23,7 @@ WEIGHING = ("att", "wei", "prob", "score")           # in names of what weighs t
 LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub", "Checkpoint", "log_model", "artifact", "store")
 
 
-@code_rule
+@code_rule_once
 def same_layer_repeated(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The layers of the network are one layer, taken several times."""
     if script.says(*SHARED):
@@ -32,7 +34,6 @@ def same_layer_repeated(script: Script, subject: Subject, where: Circumstances) 
             once = _made_once(listed)
             if once is not None and _may_have_weights(script, once):
                 yield found("critical", call, once if once is not listed else None)
-                return
 
 
 def _made_once(listed: ast.expr) -> ast.expr | None:
@@ -41,8 +42,8 @@ def _made_once(listed: ast.expr) -> ast.expr | None:
         one = listed.left if isinstance(listed.left, ast.List) else listed.right
         return one.elts[0] if isinstance(one, ast.List) and len(one.elts) == 1 else None
     if isinstance(listed, ast.ListComp | ast.GeneratorExp) and isinstance(listed.elt, ast.Name):
-        taken = {node.id for each in listed.generators for inner in (each.target, *each.ifs) for node in ast.walk(inner)
-                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        taken = {node.id for each in listed.generators for inner in (each.target, *each.ifs)
+                 for node in every(ast.Name, inner) if isinstance(node.ctx, ast.Store)}
         return None if listed.elt.id in taken else listed.elt
     return None
 
@@ -53,28 +54,23 @@ def _may_have_weights(script: Script, layer: ast.expr) -> bool:
     return all(isinstance(each, ast.Call) and (last_name(each.func) in (*TRAINED, *script.classes)) for each in made)
 
 
-@code_rule
+@code_rule_once
 def layer_made_in_pass(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A layer with weights is made anew in every forward pass."""
-    for call in script.nodes:
+    for call in script.every(ast.Call):
         function = script.function(call)
-        if function is None or function.name != "forward" or not isinstance(call, ast.Call):
+        if function is None or function.name != "forward":
             continue
         of_network = script.parents[function]
         is_made = script.name(call).startswith("torch.nn.") and last_name(call.func) in TRAINED
-        lasts = any(isinstance(around, ast.If | ast.IfExp | ast.BoolOp | ast.Try | FunctionNode) for around in _up_to(
-            script, call, function))         # made once, where there is none yet
+        within = takewhile(lambda around: not isinstance(around, FunctionNode), script.ancestors(call))
+        # made once, where there is none yet
+        lasts = any(isinstance(around, ast.If | ast.IfExp | ast.BoolOp | ast.Try) for around in within)
         if is_made and not lasts and isinstance(of_network, ast.ClassDef) and of_network.bases:
             yield found("critical", call, name=last_name(call.func))
-            return
 
 
-def _up_to(script: Script, node: ast.AST, outer: ast.AST) -> list[ast.AST]:
-    around = list(script.ancestors(node))
-    return around[:around.index(outer)]
-
-
-@code_rule
+@code_rule_once
 def masked_with_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A mask puts a number near zero into the scores of attention, where it means a large negative one."""
     for call in script.calls(".masked_fill", ".masked_fill_"):
@@ -84,12 +80,11 @@ def masked_with_nothing(script: Script, subject: Subject, where: Circumstances) 
             continue
         statement, owner = script.statement(call), getattr(call.func, "value", call)
         held = statement.targets[0] if isinstance(statement, ast.Assign) else owner
-        softmax = next((node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_softmax(node) and any(
+        softmax = next((node for node in every(ast.Call, function) if _is_softmax(node) and any(
             inner is call or (ast.unparse(inner) == ast.unparse(held) and node.lineno > call.lineno)
-            for given in (*node.args[:1], *_owner(node)) for inner in ast.walk(given))), None)
+            for given in (*node.args[:1], owner_of(node)) if given is not None for inner in ast.walk(given))), None)
         if softmax is not None:
             yield found("critical", call, softmax, number=number)
-            return
 
 
 def _is_softmax(call: ast.Call) -> bool:
@@ -97,93 +92,70 @@ def _is_softmax(call: ast.Call) -> bool:
     return "softmax" in last_name(call.func.func if isinstance(call.func, ast.Call) else call.func).lower()
 
 
-def _owner(call: ast.Call) -> list[ast.expr]:
-    """Return `x` of `x.softmax(-1)`; of `torch.softmax(x)` the module, which is no tensor's name."""
-    return [call.func.value] if isinstance(call.func, ast.Attribute) else []
-
-
-@code_rule
+@code_rule_once
 def attention_across_batch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch's attention takes the batch's examples for the places of a sequence."""
     turned = any(last_name(node.func if isinstance(node, ast.Call) else node) in TURNING for node in ast.walk(script.tree)
                  if isinstance(node, ast.Call | ast.Attribute))
-    loaded = next((call for call in script.nodes if isinstance(call, ast.Call) and last_name(call.func) == "DataLoader"), None)
+    loaded = next((call for call in script.every(ast.Call) if last_name(call.func) == "DataLoader"), None)
     given = loaded is None or argument(loaded, "collate_fn") is not None
     if turned or given or not script.training_loops or not script.says("Embedding") or script.has_call(".pad_sequence"):
         return
-    for call in script.nodes:
-        place = SEQUENCE_FIRST.get(last_name(call.func)) if isinstance(call, ast.Call) and script.name(call).startswith(
-            "torch.nn.") else None
-        if place is not None and isinstance(call, ast.Call) and argument(call, "batch_first", place) is None and all(
-                item.arg for item in call.keywords):
+    for call in script.every(ast.Call):
+        place = SEQUENCE_FIRST.get(last_name(call.func)) if script.name(call).startswith("torch.nn.") else None
+        if place is not None and argument(call, "batch_first", place) is None and all(item.arg for item in call.keywords):
             yield found("critical", call, loaded, name=last_name(call.func))
-            return
 
 
-@code_rule
+@code_rule_once
 def attention_thrown_away(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A forward pass computes attention, and nothing reads the result."""
-    for node in script.nodes:
-        function = script.function(node)
-        if not isinstance(node, ast.Assign) or function is None or function.name != "forward":
+    for node in script.every(ast.Assign):
+        function, target = script.function(node), node.targets[0]
+        if function is None or function.name != "forward" or len(node.targets) > 1 or not isinstance(target, ast.Name):
             continue
-        target = node.targets[0] if len(node.targets) == 1 else None
-        attends = any(last_name(call.func) == "scaled_dot_product_attention" for call in ast.walk(node.value)
-                      if isinstance(call, ast.Call)) or (
+        attends = any(last_name(call.func) == "scaled_dot_product_attention" for call in every(ast.Call, node.value)) or (
             isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.MatMult)
             and last_name(node.value.left).startswith(WEIGHING) and "scaled_dot_product" not in script.words(function))
-        if not attends or not isinstance(target, ast.Name) or "locals" in script.words(function):
-            continue
-        if not _is_read(target.id, function):
+        if attends and "locals" not in script.words(function) and not reads_of(target.id, function):
             yield found("critical", node, name=target.id)
-            return
 
 
-def _is_read(name: str, within: ast.AST) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in ast.walk(within))
-
-
-@code_rule
+@code_rule_once
 def adapters_never_applied(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A configuration of adapters is made, and nothing takes it."""
-    for node in script.nodes:
+    for call in script.calls("peft.LoraConfig") if not script.says("locals", "globals") else ():
+        node = script.parents[call]
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        if not isinstance(target, ast.Name) or not isinstance(node, ast.Assign) or not isinstance(
-                node.value, ast.Call) or script.name(node.value) != "peft.LoraConfig":
-            continue
-        if not isinstance(script.parents[node], ast.ClassDef) and not _is_read(target.id, script.tree) and script.module(
-                node) is None and not script.says("locals", "globals"):
+        if isinstance(target, ast.Name) and not isinstance(script.parents[node], ast.ClassDef) and not reads_of(
+                target.id, script.tree) and script.module(node) is None:
             yield found("critical", node, name=target.id)
-            return
 
 
-@code_rule
+@code_rule_once
 def new_head_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The model gets a new head, and the adapters leave it frozen as it was drawn."""
-    headed = [call for call in script.nodes if isinstance(call, ast.Call) and script.name(call).endswith(HEADED)]
+    headed = [call for call in script.every(ast.Call) if script.name(call).endswith(HEADED)]
     if not headed or script.says("requires_grad", "classifier", "score", "modules_to_save"):
         return
     for call in script.calls("peft.LoraConfig"):
         kind = argument(call, "task_type", 0)
         known = kind is None or isinstance(kind, ast.Constant) or (isinstance(kind, ast.Attribute) and last_name(
             kind.value) == "TaskType")
-        set_later = any(isinstance(node, ast.Attribute) and node.attr == "task_type" and isinstance(node.ctx, ast.Store)
-                        for node in script.nodes)
+        set_later = any(node.attr == "task_type" and isinstance(node.ctx, ast.Store) for node in script.every(ast.Attribute))
         if known and not set_later and all(item.arg for item in call.keywords) and not any(
                 word in script.words(kind or call.func) for word in OF_HEADS):
             yield found("critical", call, headed[0])
-            return
 
 
-@code_rule
+@code_rule_once
 def best_weights_shared(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The best weights are kept as state_dict() gives them, which go on being trained."""
-    for node in script.nodes:
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        taken = node.value if isinstance(node, ast.Assign) else None
-        loops, owner = script.loops(node), _of_state(taken) if isinstance(taken, ast.Call) else None
-        if owner is None or target is None or any(isinstance(each, ast.Call) for each in ast.walk(owner)):
+    for taken in script.calls(".state_dict"):
+        node, owner = script.parents[taken], owner_of(taken)
+        if owner is None or taken.args or not isinstance(node, ast.Assign) or len(node.targets) > 1 or every(ast.Call, owner):
             continue                         # copied first
+        target, loops = node.targets[0], script.loops(node)
         best = "best" in last_name(target) or (isinstance(target, ast.Name) and bool(script.conditions(node)))
         others = [value for value in script.assigned(target) if value is not taken and not isinstance(value, ast.Constant)]
         if not best or others or not (isinstance(target, ast.Attribute) or loops):
@@ -193,13 +165,6 @@ def best_weights_shared(script: Script, subject: Subject, where: Circumstances) 
             isinstance(target, ast.Attribute) or _comes_after(script, call, loops[-1]))), None)
         if loaded is not None and not script.says("FullStateDictConfig", "get_model_state_dict"):
             yield found("critical", node, loaded, name=ast.unparse(target))
-            return
-
-
-def _of_state(call: ast.Call) -> ast.expr | None:
-    """Return `model` of `model.state_dict()`; None for another call."""
-    is_state = isinstance(call.func, ast.Attribute) and call.func.attr == "state_dict" and not call.args
-    return call.func.value if is_state and isinstance(call.func, ast.Attribute) else None
 
 
 def _comes_after(script: Script, node: ast.AST, loop: Loop) -> bool:
@@ -207,34 +172,31 @@ def _comes_after(script: Script, node: ast.AST, loop: Loop) -> bool:
     return script.function(node) is script.function(loop) and getattr(node, "lineno", 0) > (loop.end_lineno or 0)
 
 
-@code_rule
+@code_rule_once
 def model_left_behind(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The batches are moved to the GPU, and the model never is."""
     if where.on_cpu or not script.says("cuda"):
         return
-    moves = [call for call in ast.walk(script.tree) if isinstance(call, ast.Call) and last_name(call.func) in MOVING]
+    moves = [call for call in every(ast.Call, script.tree) if last_name(call.func) in MOVING]
     for loop in script.training_loops:
         function = script.function(loop)
         moved = next((call for call in moves if script.is_within(call, loop) and call.args
                       and last_name(call.func) in ("to", "cuda")), None)
-        for call in ast.walk(loop) if moved is not None else ():
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        for call in every(ast.Call, loop) if moved is not None else ():
+            if not isinstance(call.func, ast.Name):
                 continue
-            made = [node for node in ast.walk(function or script.tree) if isinstance(node, ast.Assign) and any(
-                isinstance(target, ast.Name) and target.id == call.func.id for target in node.targets)
-                and script.function(node) is function]
+            made = [node for node in every(ast.Assign, function or script.tree)
+                    if gives_name(node, call.func.id) and script.function(node) is function]
             if made and all(_stays_on_the_cpu(script, node) for node in made) and not any(
                     _is_about(each, call.func.id, node) for each in moves for node in made) and not _is_handed_on(
                         script, call.func.id, loop):
                 yield found("critical", made[0], moved, name=call.func.id)
-                return
 
 
 def _is_handed_on(script: Script, name: str, loop: Loop) -> bool:
     """Return whether outside of the loop a name is an argument of a call, or one of several in a list: that may move it."""
-    return any(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and isinstance(
-        script.parents[node], ast.Call | ast.keyword | ast.Tuple | ast.List) and node is not getattr(
-        script.parents[node], "func", None) and not script.is_within(node, loop) for node in ast.walk(script.tree))
+    return any(isinstance(script.parents[node], ast.Call | ast.keyword | ast.Tuple | ast.List) and node is not getattr(
+        script.parents[node], "func", None) and not script.is_within(node, loop) for node in reads_of(name, script.tree))
 
 
 def _stays_on_the_cpu(script: Script, made: ast.Assign) -> bool:
@@ -243,7 +205,7 @@ def _stays_on_the_cpu(script: Script, made: ast.Assign) -> bool:
     kind = script.classes.get(last_name(value.func)) if isinstance(value, ast.Call) else None
     if kind is None or not isinstance(value, ast.Call) or any(item.arg and "device" in item.arg for item in value.keywords):
         return False
-    inner = {last_name(node.func) for node in ast.walk(kind) if isinstance(node, ast.Call)}
+    inner = {last_name(call.func) for call in every(ast.Call, kind)}
     moves = inner & {"to", "cuda"} or "device" in {last_name(node) for node in ast.walk(kind)} or any(
         isinstance(around, ast.With) and "device" in script.words(around.items[0]) for around in script.ancestors(made))
     return not moves and bool(inner & {*TRAINED, "Parameter", *script.classes}) and any(
@@ -252,8 +214,7 @@ def _stays_on_the_cpu(script: Script, made: ast.Assign) -> bool:
 
 def _is_about(call: ast.Call, name: str, made: ast.Assign) -> bool:
     """Return whether a call may move an object: it is a method of its, gets it, or is of everything."""
-    return last_name(call.func).startswith("set_default_") or call in ast.walk(made) or any(
-        isinstance(node, ast.Name) and node.id == name for node in ast.walk(call))
+    return last_name(call.func).startswith("set_default_") or call in ast.walk(made) or name in names_in(call)
 
 
 @code_rule
@@ -267,7 +228,7 @@ def never_saved(script: Script, subject: Subject, where: Circumstances) -> Findi
         yield found("moderate", loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
 
 
-@code_rule
+@code_rule_once
 def view_of_a_slice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A tensor that was cut in its second dimension or a later one is given another shape by `view`."""
     for call in script.calls(".view"):
@@ -276,7 +237,6 @@ def view_of_a_slice(script: Script, subject: Subject, where: Circumstances) -> F
         values = script.assigned(owner) if isinstance(owner, ast.Name) else [owner]
         if flat and values and all(map(is_cut_inside, values)) and not is_tried(script, call):
             yield found("critical", call, values[0] if values[0] is not owner else None)
-            return
 
 
 def is_cut_inside(value: ast.AST) -> bool:

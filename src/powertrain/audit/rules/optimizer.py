@@ -5,11 +5,13 @@ import math
 from dataclasses import replace
 
 from powertrain.audit.edits import Edits, indent, indented, moved, set_to, with_argument, with_line, with_text
-from powertrain.audit.rules.base import Findings, at_most, code_rule, evaluation_share, found, reckonable, rule, tokens_per_step
-from powertrain.audit.script import FunctionNode, Script, last_name
+from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, reckonable, rule
+from powertrain.audit.script import Script
 from powertrain.audit.steps import SCHEDULERS, Step, StepCall, never_accumulates, outermost, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.cost.work import step_work
+from powertrain.audit.syntax import FunctionNode, last_name
+from powertrain.cost.work import forward_flops, step_work, training_flops
+from powertrain.records import Facts
 from powertrain.records.findings import UNMEASURED, Expected, Severity
 
 OPTIM, CLIPPING, FUSED = "training.optim", "training.max_grad_norm", "adamw_torch_fused"
@@ -115,12 +117,12 @@ def _zeroed_between(step: Step) -> StepCall | None:
     return next((call for call in step.methods("zero_grad") if call.each_pass and passed < call.order < stepped), None)
 
 
-@code_rule
+@code_rule_once
 def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Nothing sets the gradients back, so they add up over the whole run."""
-    names = {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and (
-        node.attr == "zero_grad" or (node.attr == "grad" and isinstance(node.ctx, ast.Store)))}
-    if names or script.has_call(*ZEROED_BY_OTHERS):
+    zeroes = any(node.attr == "zero_grad" or (node.attr == "grad" and isinstance(node.ctx, ast.Store))
+                 for node in script.every(ast.Attribute))
+    if zeroes or script.has_call(*ZEROED_BY_OTHERS):
         return
     for step in training_steps(script):
         own = [call for call in step.optimizer_steps if call.owner is not None and not _is_a_wrapper(script, call.owner)]
@@ -128,7 +130,6 @@ def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances)
             last, owner = own[-1].node, own[-1].owner or own[-1].node
             zeroed = script.words(last.args[0] if step.is_scaler(owner) and last.args else owner)
             yield found("critical", last, edits=with_line(script, last, f"{zeroed}.zero_grad(set_to_none=True)", after=True))
-            return
 
 
 def _is_a_wrapper(script: Script, owner: ast.AST) -> bool:
@@ -230,8 +231,8 @@ def intervals_cost(subject: Subject, where: Circumstances) -> Findings:
     if steps is not None and steps < FEWEST:
         return
     evaluating, saves = subject.interval_steps("eval", steps), subject.interval_steps("save", steps) == 1
-    tokens = tokens_per_step(subject, facts) if facts else None
-    share = evaluation_share(facts, tokens, evaluating) if facts and tokens and evaluating else None
+    tokens = _tokens_per_step(subject, facts) if facts else None
+    share = _evaluation_share(facts, tokens, evaluating) if facts and tokens and evaluating else None
     saved = SAVING if saves else None
     if share is not None and evaluating is not None and facts is not None and share > BUDGET:
         every = math.ceil(evaluating * share / (1 - share) * (1 - BUDGET) / BUDGET)
@@ -243,6 +244,21 @@ def intervals_cost(subject: Subject, where: Circumstances) -> Findings:
         yield found("moderate", EVALUATING, saved, saves=saves)
     elif saves:
         yield found("moderate", saved, case="saves")
+
+
+def _evaluation_share(facts: Facts, step_tokens: float, every: float) -> float:
+    """Return the share of the run's products that go into reading the held-out tokens once each `every` steps."""
+    block = facts.data.block
+    reading = forward_flops(facts.model, [block]) * facts.data.validation_tokens / block
+    return reading / (reading + every * training_flops(facts.model, [block]) * step_tokens / block)
+
+
+def _tokens_per_step(subject: Subject, facts: Facts) -> float | None:
+    """Return the tokens of an optimizer step; packed, an example of the batch is a row of max_length tokens."""
+    examples, longest = subject.examples_per_step, subject.number("training.max_length")
+    if examples is None:
+        return None
+    return examples * (longest if longest and subject.is_on("training.packing") else facts.data.block)
 
 
 @rule
@@ -289,9 +305,8 @@ def best_checkpoint_intervals(subject: Subject, where: Circumstances) -> Finding
 def made_for(script: Script, step: Step) -> ast.Call | None:
     """Return the call that makes the schedule which a step advances; None where there is no such call or several."""
     names = {script.words(call.owner) for call in step.scheduler_steps if call.owner is not None}
-    made = [node.value for node in script.nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-            and script.name(node.value).endswith(SCHEDULERS)
-            and any(script.words(target) in names for target in node.targets)]
+    made = [node.value for node in script.every(ast.Assign) if isinstance(node.value, ast.Call) and script.name(
+        node.value).endswith(SCHEDULERS) and any(script.words(target) in names for target in node.targets)]
     return made[0] if len(made) == 1 else None
 
 
@@ -348,13 +363,13 @@ def schedule_in_other_units(script: Script, subject: Subject, where: Circumstanc
             yield found("critical", made, outside[0].node, case="each epoch")
 
 
-@code_rule
+@code_rule_once
 def scheduler_each_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Accelerate steps a prepared schedule once for every process, and its length does not count processes."""
     if subject.framework != "accelerate" or script.says("step_scheduler_with_optimizer", "split_batches"):
         return
     devices = where.devices or 0
-    for prepare, given in [(call, given) for call in script.calls(".prepare") for given in call.args]:
+    for prepare, given in ((call, given) for call in script.calls(".prepare") for given in call.args):
         made = next((value for value in script.assigned(given) if isinstance(value, ast.Call)
                      and script.name(value).endswith(SCHEDULERS)), None)
         length = length_of(script, made)
@@ -368,7 +383,6 @@ def scheduler_each_process(script: Script, subject: Subject, where: Circumstance
         certain = devices > 1 or counts_batches(script, length)
         yield found("low" if devices == 1 else "critical" if certain else "moderate", made, prepare,
                     schedule=script.words(given), one=devices == 1)
-        return
 
 
 def _counted_before(script: Script, length: ast.AST, prepare: ast.Call) -> bool:

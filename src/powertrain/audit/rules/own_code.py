@@ -2,12 +2,13 @@
 
 import ast
 
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.rules.data import PASS, TIMES
 from powertrain.audit.rules.labels import given_to, is_masked, starts_at_the_second
 from powertrain.audit.rules.names import since
-from powertrain.audit.script import Script, argument, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.records.findings import Severity
+from powertrain.audit.syntax import argument, every, last_name, names_in, owner_of, reads_of
 
 CAUSAL = ("tril", "triu", "causal", "attn_mask", "src_mask", "subsequent_mask", "look_ahead", "block_mask")
 WEIGHTED = ("Linear", "Embedding", "Conv1d", "Conv2d", "LayerNorm")
@@ -25,9 +26,9 @@ def attention_unmasked(script: Script, subject: Subject, where: Circumstances) -
     """The script's own attention lets each place see the tokens that it is to predict."""
     if not script.training_loops or script.says(*CAUSAL):
         return
-    ahead = next((node for node in script.nodes if isinstance(node, ast.Subscript) and starts_at_the_second(node)), None)
-    scores = next((node for node in script.nodes if isinstance(node, ast.Call) and last_name(node.func) == "softmax" and (
-        _is_of_scores(script, node))), None)
+    ahead = next(filter(starts_at_the_second, script.every(ast.Subscript)), None)
+    scores = next((call for call in script.every(ast.Call) if last_name(call.func) == "softmax"
+                   and _is_of_scores(script, call)), None)
     if ahead is not None and scores is not None:
         yield found("critical", scores, ahead)
 
@@ -36,35 +37,33 @@ def _is_of_scores(script: Script, call: ast.Call) -> bool:
     """Return whether a softmax is of the products of queries and keys, in the network's own `forward`."""
     function = script.function(call)
     return function is not None and function.name == "forward" and any(
-        isinstance(node, ast.Call) and last_name(node.func) == "transpose" and {"-2", "-1"} <= {
-            ast.unparse(item) for item in node.args} for node in ast.walk(function))
+        last_name(node.func) == "transpose" and {"-2", "-1"} <= {ast.unparse(item) for item in node.args}
+        for node in every(ast.Call, function))
 
 
-@code_rule
+@code_rule_once
 def layer_never_used(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The network makes a layer with weights, and nothing uses it."""
-    read = {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
-    for node in script.nodes if script.training_loops and not script.says("getattr", "named_children", "_modules") else ():
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        made = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and script.name(node.value).startswith(
-            "torch.nn.") and last_name(node.value.func) in WEIGHTED
+    if not script.training_loops or script.says("getattr", "named_children", "_modules"):
+        return
+    read = {node.attr for node in script.every(ast.Attribute) if isinstance(node.ctx, ast.Load)}
+    for node in script.every(ast.Assign):
+        target, call = node.targets[0], node.value
+        made = len(node.targets) == 1 and isinstance(call, ast.Call) and script.name(call).startswith(
+            "torch.nn.") and last_name(call.func) in WEIGHTED
         if made and isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self" and target.attr not in read:
             yield found("moderate", node, name=target.attr)
-            return
 
 
-@code_rule
+@code_rule_once
 def moved_and_lost(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A tensor is moved to the device, and the result is thrown away."""
-    for node in script.nodes:
-        call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-        owner = call.func.value if call is not None and isinstance(call.func, ast.Attribute) and call.func.attr in (
-            "to", "cuda") else None
-        if isinstance(owner, ast.Name) and call is not None and any(
+    for call in script.calls(".to", ".cuda"):
+        owner = owner_of(call)
+        lost = isinstance(script.parents[call], ast.Expr)
+        if lost and isinstance(owner, ast.Name) and any(
                 isinstance(value, ast.Call) and script.name(value) in MADE_ON_THE_CPU for value in script.assigned(owner)):
-            severity: Severity = "low" if where.on_cpu else "critical"
-            yield found(severity, call, name=owner.id)
-            return
+            yield found("low" if where.on_cpu else "critical", call, name=owner.id)
 
 
 @code_rule
@@ -72,11 +71,10 @@ def reward_of_distance(script: Script, subject: Subject, where: Circumstances) -
     """The reward is a distance itself, so the furthest answer gets the most."""
     trainer = script.sections.get("trainer")
     rewards = argument(trainer, "reward_funcs", 1) if trainer is not None else None
-    names = {node.id for node in ast.walk(rewards) if isinstance(node, ast.Name)} if rewards is not None else set()
+    names = names_in(rewards) if rewards is not None else set()
     for name in sorted(names & set(script.functions)):
-        for node in ast.walk(script.functions[name]):
-            given = node.value if isinstance(node, ast.Return) else None
-            given = given.elt if isinstance(given, ast.ListComp) else given
+        for node in every(ast.Return, script.functions[name]):
+            given = node.value.elt if isinstance(node.value, ast.ListComp) else node.value
             if isinstance(given, ast.Call) and last_name(given.func) == "abs" and isinstance(given.args[0], ast.BinOp) and \
                     isinstance(given.args[0].op, ast.Sub):
                 yield found("critical", given, name=name)
@@ -90,44 +88,41 @@ def groups_of_completions(script: Script, subject: Subject, where: Circumstances
         return
     if any(argument(call, name) is not None for name in ("generation_batch_size", "steps_per_generation")):
         return
-    each, times = subject.number("training.per_device_train_batch_size"), subject.number(
-        "training.gradient_accumulation_steps")
+    each, times = subject.number(PASS), subject.number(TIMES)
     asked = subject.settings.get("training.num_generations")
     size = asked.value if asked is not None else None if subject.is_unread("training.num_generations") else 8
     if each and times and isinstance(size, int) and size > 0 and each * times % size:
-        yield found("moderate", "training.per_device_train_batch_size", asked,       # some number of processes makes up for it
-                    completions=int(each * times), size=size)
+        # some number of processes makes up for it
+        yield found("moderate", PASS, asked, completions=int(each * times), size=size)
 
 
 @code_rule
 def reward_without_answers(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The reward function does not take the answers by the name that the trainer gives them."""
-    trainer = next((call for call in script.nodes if isinstance(call, ast.Call) and last_name(call.func).endswith(
-        "GRPOTrainer") and argument(call, "reward_funcs", 1) is not None), None)
-    rewards = argument(trainer, "reward_funcs", 1) if trainer is not None else None
-    made = {node for call in ast.walk(rewards) if isinstance(call, ast.Call) for node in ast.walk(call)} if rewards else set()
-    names = {last_name(node) for node in ast.walk(rewards) if isinstance(node, ast.Name | ast.Attribute) and node not in made} \
-        if rewards else set()                # what a call makes is not looked at
+    rewards = next((given for call in script.every(ast.Call) if last_name(call.func).endswith("GRPOTrainer")
+                    and (given := argument(call, "reward_funcs", 1)) is not None), None)
+    if rewards is None:
+        return
+    made = {node for call in every(ast.Call, rewards) for node in ast.walk(call)}        # which is not looked at
+    names = {last_name(node) for node in ast.walk(rewards) if node not in made}
     for name in sorted(names & set(script.functions)):
         spec = script.functions[name].args
-        taken = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
-        asked = taken - {"self"}
+        asked = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)} - {"self"}
         if asked and not asked & {"completions", "completion", "completion_ids"} and spec.vararg is None and \
                 not script.functions[name].decorator_list:
             yield found("critical", *spec.args[-1:], asked=", ".join(sorted(asked)), name=name)
 
 
-@code_rule
+@code_rule_once
 def adapters_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Trained adapters are loaded to be trained on, and are loaded frozen."""
     for call in script.calls("peft.PeftModel.from_pretrained", "peft.AutoPeftModelForCausalLM.from_pretrained"):
         given = argument(call, "is_trainable", 3)
         said = script.says("is_trainable", "requires_grad", "get_peft_model", "merge_and_unload", "add_adapter")
-        evaluates = any(node.lineno > loop.lineno for loop in script.training_loops for node in [call]
-                        if script.function(loop) is script.function(call))
+        evaluates = any(call.lineno > loop.lineno and script.function(loop) is script.function(call)
+                        for loop in script.training_loops)
         if given is None and not said and not evaluates and script.training_loops:
             yield found("critical", call)
-            return
 
 
 @code_rule
@@ -135,53 +130,48 @@ def columns_removed(script: Script, subject: Subject, where: Circumstances) -> F
     """The trainer takes columns away that the script's own loss reads."""
     if subject.value("training.remove_unused_columns") is False or subject.is_unread("training.remove_unused_columns"):
         return
-    for function in script.nodes:
+    for function in script.every(ast.FunctionDef):
         kind = script.parents.get(function)
-        if not isinstance(function, ast.FunctionDef) or function.name != "compute_loss" or not isinstance(
-                kind, ast.ClassDef) or not any(script.name(base) == "transformers.Trainer" for base in kind.bases):
+        if function.name != "compute_loss" or not isinstance(kind, ast.ClassDef) or not any(
+                script.name(base) == "transformers.Trainer" for base in kind.bases):
             continue
-        read = [node for node in ast.walk(function) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-                and ast.unparse(node.value) == "inputs" and isinstance(node.slice.value, str)]
-        own = [node for node in read if str(getattr(node.slice, "value", "")).endswith(PAIRED)]
+        own = {node: node.slice.value for node in every(ast.Subscript, function) if ast.unparse(node.value) == "inputs"
+               and isinstance(node.slice, ast.Constant) and str(node.slice.value).endswith(PAIRED)}
         if own and not script.says("_remove_unused_columns", "remove_unused_columns", "_set_signature_columns"):
-            names = dict.fromkeys(str(getattr(node.slice, "value", "")) for node in own)
-            yield found("critical", own[0], columns=", ".join(names))
+            yield found("critical", next(iter(own)), columns=", ".join(dict.fromkeys(map(str, own.values()))))
 
 
 @code_rule
 def state_dict_patched(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The model's state_dict is replaced by one of the adapters, from which peft then takes the adapters again."""
-    for node in script.nodes:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute) and target.attr == "state_dict" and any(
+    saves = next(script.calls(".save_pretrained"), None)
+    for node in script.every(ast.Assign) if saves is not None else ():
+        target = node.targets[0]
+        if isinstance(target, ast.Attribute) and target.attr == "state_dict" and any(
                 last_name(inner) == "get_peft_model_state_dict" for inner in ast.walk(node.value)):
-            saves = next(script.calls(".save_pretrained"), None)
-            if saves is not None:
-                yield found("critical", target, saves)
+            yield found("critical", target, saves)
 
 
 @code_rule
 def adapter_file_renamed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A run resumes from the adapter file of an older peft, which none writes any more."""
-    names = [node for node in script.nodes if isinstance(node, ast.Constant) and node.value == "adapter_model.bin"]
+    names = [node for node in script.every(ast.Constant) if node.value == "adapter_model.bin"]
     if names and script.has_call("torch.load") and not script.says("adapter_model.safetensors"):
         yield found(since(where), names[0])
 
 
-@code_rule
+@code_rule_once
 def sorted_as_text(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Checkpoints are put in the order of their names, in which 10000 comes before 5000."""
-    for call in script.nodes:
-        if not isinstance(call, ast.Call) or script.name(call) != "sorted" or not call.args or any(
-                item.arg == "key" for item in call.keywords):
+    for call in script.calls("sorted"):
+        if not call.args or argument(call, "key") is not None:
             continue
         function = script.function(call)
         around = " ".join([getattr(function, "name", ""), script.words(script.statement(call))]).lower()
         listed = any(isinstance(node, ast.Call) and last_name(node.func) in LISTING for node in script.behind(call.args[0]))
-        numbered = any(isinstance(node, ast.JoinedStr) and _is_of_a_step(node) for node in script.nodes)
+        numbered = any(map(_is_of_a_step, script.every(ast.JoinedStr)))
         if listed and numbered and any(word in around for word in PLACED):
             yield found("critical", call)
-            return
 
 
 def _is_of_a_step(node: ast.JoinedStr) -> bool:
@@ -199,10 +189,8 @@ def nothing_trains(script: Script, subject: Subject, where: Circumstances) -> Fi
         return
     statement = script.statement(made)
     name = script.words(statement.targets[0]) if isinstance(statement, ast.Assign) and statement.value is made else ""
-    uses = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == name
-            and isinstance(node.ctx, ast.Load)]
-    trainers = any(isinstance(node, ast.Call) and "Trainer" in last_name(node.func) for node in ast.walk(script.tree))
-    if name and not uses and not trainers and not script.has_call(".train"):
+    trainers = any("Trainer" in last_name(call.func) for call in every(ast.Call, script.tree))
+    if name and not reads_of(name, script.tree) and not trainers and not script.has_call(".train"):
         yield found("critical", made)
 
 
@@ -216,29 +204,28 @@ def trainer_never_trains(script: Script, subject: Subject, where: Circumstances)
         return
     statement = script.parents[made]
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
-    trains = any(isinstance(node, ast.Call) and TRAINING & {*last_name(node.func).lower().split("_")}
-                 for node in ast.walk(script.tree))          # PPO's trainer of older releases has step
+    trains = any(TRAINING & {*last_name(call.func).lower().split("_")}       # PPO's trainer of older releases has step
+                 for call in every(ast.Call, script.tree))
     if not isinstance(target, ast.Name) or trains:
         return
-    uses = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == target.id]
+    uses = [node for node in every(ast.Name, script.tree) if node.id == target.id]
     if all(node is target or isinstance(script.parents[node], ast.Attribute) for node in uses):
         yield found("critical", made)
 
 
-@code_rule
+@code_rule_once
 def padded_targets_trained(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The targets are padded to one length, and the loss counts their padding."""
     if is_masked(script):
         return
-    given = [value for call in script.nodes if isinstance(call, ast.Call) and (value := argument(call, "labels")) is not None]
+    given = [item.value for item in script.every(ast.keyword) if item.arg == "labels"]
     named = {text for value in given for text in TARGETS if text in script.words(value)}
     named |= {"labels"} if "trainer" in script.sections else set()
-    for node in script.nodes:
-        for name, value in given_to(node) if isinstance(node, ast.Assign) else ():
+    seq2seq = any(made.endswith("ForConditionalGeneration.from_pretrained") or "Seq2Seq" in made
+                  for kinds in script.kinds.values() for made in kinds)
+    for node in script.every(ast.Assign):
+        for name, value in given_to(node):
             source = next((inner for inner in script.behind(value) if isinstance(inner, ast.Call) and any(
                 item.arg == "padding" and getattr(item.value, "value", "") == "max_length" for item in inner.keywords)), None)
-            seq2seq = any(made.endswith("ForConditionalGeneration.from_pretrained") or "Seq2Seq" in made
-                          for kinds in script.kinds.values() for made in kinds)
             if name in named and "input_ids" in script.words(value) and source is not None and seq2seq:
                 yield found("critical", node, source)
-                return

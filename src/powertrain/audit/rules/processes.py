@@ -3,10 +3,11 @@
 import ast
 
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
-from powertrain.audit.script import Script, argument, last_name
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
+from powertrain.audit.script import Script
 from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import argument, every, is_constant, is_true, last_name, owner_of
 from powertrain.records.findings import Severity
 
 SPLITTING = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -16,7 +17,7 @@ UNUSED = "training.ddp_find_unused_parameters"
 FIRST_GPU = ("cuda:0", 0, "cuda", {"": 0}, {"": "cuda:0"})
 WITH_SEVERAL = "started with torchrun on several GPUs"
 RANKED = ("rank", "main_process", "master", "process_index", "is_world_process_zero")
-WHOLE = (".save_state", ".save_checkpoint", "torch.distributed.checkpoint.save")     # these save everything, or more
+WHOLE = (".save_state", ".save_checkpoint", "save_checkpoint", "torch.distributed.checkpoint.save")      # everything, or more
 PARTS = {"the schedule": ("sched",), "the scaler": ("scaler",), "the place in the run": ("epoch", "step", "iter")}
 SAVES = ("torch.save", "safetensors.torch.save_file")
 LIMIT = "training.save_total_limit"
@@ -49,11 +50,11 @@ def device_map_auto(subject: Subject, where: Circumstances) -> Findings:
                 devices=where.devices if not where.has_one_device else None)
 
 
-@rule
-def device_map_in_processes(subject: Subject, where: Circumstances) -> Findings:
+@code_rule
+def device_map_in_processes(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The model is loaded over all GPUs, or on the first one, by every process."""
-    setting, script = subject.settings.get("model.device_map"), subject.script
-    if setting is None or script is None or where.devices:
+    setting = subject.settings.get("model.device_map")
+    if setting is None or where.devices:
         return                                           # of a machine that is known, device_map_auto says it
     if not {"training", "trainer"} & set(script.sections) and not (script.training_loops and script.has_call(
             "accelerate.Accelerator")):
@@ -76,12 +77,12 @@ def micro_batches_synchronised(script: Script, subject: Subject, where: Circumst
     wrapped = next(script.calls(*PARALLEL), None) or (
         next(script.calls(".prepare"), None) if subject.framework == "accelerate" else None)
     step = next((step for step in training_steps(script) if step.accumulation is not None), None)
-    every = step.accumulation.every if step is not None and step.accumulation is not None else None
-    if subject.value("training.gradient_accumulation_steps") == 1 or (every is not None and 1 in _defaults(script, every)):
+    accumulation = step.accumulation if step is not None else None
+    if subject.value("training.gradient_accumulation_steps") == 1 or wrapped is None or step is None or accumulation is None:
         return
-    if wrapped is not None and step is not None and step.accumulation is not None and step.backward:
+    if step.backward and 1 not in _defaults(script, accumulation.every):
         yield found("low" if where.has_one_device else "moderate", wrapped, step.backward[0].node,
-                    every=script.words(step.accumulation.every))
+                    every=script.words(accumulation.every))
 
 
 def _defaults(script: Script, node: ast.AST) -> list[object]:
@@ -109,30 +110,29 @@ def _leading_to(script: Script, call: ast.Call) -> list[ast.Call]:
     return found
 
 
-@code_rule
+@code_rule_once
 def saved_by_every_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Every process writes the same checkpoint."""
     if not script.has_call("torch.distributed.init_process_group"):
         return
     for call in script.calls(*SAVES):
         function = script.function(call)
-        tests = [condition.test for node in _leading_to(script, call) for condition in script.conditions(node)]
+        leading = _leading_to(script, call)
+        tests = [condition.test for node in leading for condition in script.conditions(node)]
         tests += [value for test in tests for value in script.behind(test) if isinstance(value, ast.IfExp)]
         text = " ".join(script.words(node) for node in [call, *tests]).lower()
-        if function is not None and any(isinstance(node, ast.Return) for node in ast.walk(function)):
+        if function is not None and every(ast.Return, function):
             text += script.words(function).lower()       # `if rank != 0: return` counts too
         hidden = any(isinstance(script.parents.get(each), ast.ClassDef) and not script.callers(each)
-                     for node in _leading_to(script, call) if (each := script.function(node)) is not None)
+                     for node in leading if (each := script.function(node)) is not None)
         if not hidden and not any(word in text for word in RANKED):
             yield found("moderate", call)
-            return
 
 
-@code_rule
+@code_rule_once
 def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Checkpoints lack the optimizer, the schedule or the place in the run."""
-    if not script.training_loops or script.has_call(*WHOLE) or script.has_call(
-            ".save_checkpoint", "save_checkpoint", ".save_state"):
+    if not script.training_loops or script.has_call(*WHOLE):
         return
     saves = [node for loop in script.training_loops for node in script.reached(*outermost(script, loop).body)
              if isinstance(node, ast.Call) and (script.name(node.func) in SAVES or (
@@ -142,7 +142,6 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
     saved = " ".join(script.words(node) for first in given for node in (first, *script.assigned(first))).lower()
     if saves and "optim" not in saved:
         yield found("moderate", *saves[:3], case="weights")
-        return
     used = " ".join(name.lower() for name in script.kinds)
     missing = [what for what, words in PARTS.items() if not any(word in saved for word in words)
                and (what == "the place in the run" or any(word in used for word in words))]
@@ -150,14 +149,13 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
         yield found("low", *saves[:2], missing=", ".join(missing))
 
 
-@code_rule
+@code_rule_once
 def compiled_names_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Weights are saved under the names of the compiled model."""
     for call in script.calls(".state_dict") if not script.says("_orig_mod") else ():
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else call
-        if isinstance(owner, (ast.Name, ast.Attribute)) and script.is_made_by(owner, "torch.compile"):
+        owner = owner_of(call)
+        if owner is not None and script.is_made_by(owner, "torch.compile"):
             yield found("low", call)
-            return
 
 
 @rule
@@ -167,19 +165,18 @@ def one_checkpoint_kept(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", LIMIT, edits=set_to(subject, LIMIT, 2), best=subject.on("training.load_best_model_at_end"))
 
 
-@code_rule
+@code_rule_once
 def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch.load opens a file in a way that runs the code in it."""
     for call in script.calls("torch.load"):
         given, is_safe = argument(call, "weights_only"), (where.version("torch") or (0,)) >= SAFE_SINCE
-        asked = isinstance(given, ast.Constant) and given.value is False
+        asked = is_constant(given, False)
         if asked or (given is None and not is_safe):
             edits = with_argument(script, call, "weights_only", "True")
             yield found("moderate" if asked else "low", call, old=not asked, edits=edits)
-            return
 
 
-@code_rule
+@code_rule_once
 def own_objects_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch.load takes tensors and plain values only, and the project saves an object of its own in the file."""
     loads = [call for call in script.calls("torch.load") if is_true(argument(call, "weights_only"))]
@@ -196,20 +193,15 @@ def own_objects_refused(script: Script, subject: Subject, where: Circumstances) 
             if load is not None and refused:
                 yield found("critical", load, refused[0], file=script.words(argument(save, "f", 1) or save),
                             object=script.words(refused[0]))
-                return
 
 
 def reads(script: Script, load: ast.Call, table: ast.Dict) -> bool:
     """Return whether what is loaded is asked for a key that the table has."""
     keys = {key.value for key in table.keys if isinstance(key, ast.Constant)}
-    targets = [target for node in [script.parents.get(load)] if isinstance(node, ast.Assign) for target in node.targets]
-    return any(isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value in keys
-               and ast.unparse(node.value) == ast.unparse(target) for target in targets for node in script.nodes)
-
-
-def is_true(given: ast.expr | None) -> bool:
-    """Return whether an argument whose default is True is left out or True."""
-    return given is None or (isinstance(given, ast.Constant) and given.value is True)
+    around = script.parents.get(load)
+    targets = {ast.unparse(target) for target in around.targets} if isinstance(around, ast.Assign) else set()
+    return any(isinstance(node.slice, ast.Constant) and node.slice.value in keys and ast.unparse(node.value) in targets
+               for node in script.every(ast.Subscript))
 
 
 def is_own_object(script: Script, call: ast.Call) -> bool:
@@ -217,6 +209,6 @@ def is_own_object(script: Script, call: ast.Call) -> bool:
     kind = script.classes.get(last_name(call.func))
     of_torch = kind is not None and any(last_name(base) in ("Module", "NamedTuple", "dict", "Enum") for base in kind.bases)
     function = script.called(call)
-    told = [call] if function is None else [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    told = [call] if function is None else [node.value for node in every(ast.Return, function)]
     parsed = any(isinstance(one, ast.Call) and last_name(one.func) == "parse_args" for one in told)
     return (kind is not None and not of_torch) or parsed

@@ -4,28 +4,18 @@ import ast
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from powertrain.audit.project import HIGHEST
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
-from powertrain.audit.scopes import (
-    KNOWN,
-    bound_names,
-    is_annotation,
-    is_open,
-    is_tried,
-    names_of,
-    only_added_to,
-    own_tree,
-    run_nodes,
-)
-from powertrain.audit.script import DEFINITIONS, FunctionNode, Script, argument, last_name
+from powertrain.audit.scopes import bound_names, is_annotation, is_open, is_tried, names_of, only_added_to, own_tree, run_nodes
+from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, is_constant, last_name, owner_of, targets_of
 from powertrain.records.findings import Evidence, Place
 
 MAKING_NAMES = ("run_line_magic('run'", "run_line_magic('load", "pylab")        # what a notebook may have names from
@@ -47,7 +37,7 @@ REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
 BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
 
 
-@code_rule
+@code_rule_once
 def refused_by_python(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Python refuses the file, though each of its lines can be read."""
     texts = [(script.own_text, str(script.path)), *((module.text, str(module.path)) for module in script.modules)]
@@ -60,7 +50,6 @@ def refused_by_python(script: Script, subject: Subject, where: Circumstances) ->
             line = getattr(error, "lineno", None) or 1
             words = text.splitlines()[line - 1].strip() if line <= text.count("\n") + 1 and text.strip() else ""
             yield found("critical", Evidence(words, Place(path, line)), said=getattr(error, "msg", str(error)))
-            return
 
 
 @code_rule
@@ -70,11 +59,11 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         bound = names_of(script, tree)
         if any(magic in script.text for magic in MAKING_NAMES):
             continue
-        names, inside = (bound or frozenset()) | KNOWN, set(ast.walk(tree))
+        inside = set(ast.walk(tree))
         reached = script.nodes if tree is own_tree(script) else run_nodes(script)
         added = set(only_added_to(tree))
         lost = [node for node in reached if isinstance(node, ast.Name)
-                and (node in added or (bound is not None and node.id not in names)) and node in inside
+                and (node in added or (bound is not None and node.id not in bound)) and node in inside
                 and not is_tried(script, node) and not is_annotation(script, node)]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
@@ -86,8 +75,8 @@ def names_not_in_module(script: Script, subject: Subject, where: Circumstances) 
     """An import names something that the project's module does not have."""
     trees = {module.file: module.tree for module in script.modules}
     bound = {tree: bound_names(tree) for tree in trees.values() if not is_open(tree)}
-    for node in ast.walk(script.tree):
-        if not isinstance(node, ast.ImportFrom) or is_tried(script, node):
+    for node in every(ast.ImportFrom, script.tree):
+        if is_tried(script, node):
             continue
         tree = trees.get(script.project.get((node, ""), script.path))
         names = bound.get(tree) if tree is not None else None
@@ -145,11 +134,9 @@ def _is_there(base: Path, parts: list[str]) -> bool:
 def missing_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call of the project's own function lacks an argument that the function has to have."""
     defined = Counter(node.name for node in ast.walk(script.tree) if isinstance(node, FunctionNode | ast.ClassDef))
-    for call in script.nodes:
-        function = script.called(call) if isinstance(call, ast.Call) else None
-        if function is None or not isinstance(call, ast.Call) or function.decorator_list or defined[function.name] > 1:
-            continue
-        if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
+    for call in script.every(ast.Call):
+        function = script.called(call)
+        if function is None or function.decorator_list or defined[function.name] > 1 or hides_arguments(call):
             continue
         spec = function.args
         names = [item.arg for item in (*spec.posonlyargs, *spec.args)]
@@ -168,9 +155,9 @@ def missing_arguments(script: Script, subject: Subject, where: Circumstances) ->
 @code_rule
 def removed_call_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call has an argument that the libraries no longer take."""
-    gone = [(item, name) for node in script.nodes if isinstance(node, ast.Call) for item, name in passed(script, node)
-            if name in GONE_ARGUMENTS and last_name(node.func) in GONE_ARGUMENTS[name][0]
-            and "unsloth" not in script.name(node).lower() and not _is_said_of_weights(subject, item)]
+    gone = [(item, name) for call in script.every(ast.Call) for item, name in passed(script, call)
+            if name in GONE_ARGUMENTS and last_name(call.func) in GONE_ARGUMENTS[name][0]
+            and "unsloth" not in script.name(call).lower() and not _is_said_of_weights(subject, item)]
     if gone:
         says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone))
         yield found(since(where), *(item for item, _ in gone), names=says)
@@ -186,9 +173,9 @@ def _is_said_of_weights(subject: Subject, item: ast.AST) -> bool:
 @code_rule
 def loss_of_an_older_trainer(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A Trainer's own compute_loss does not take the number of items in the batch, which transformers passes."""
-    for node in script.nodes:
+    for node in script.every(ast.FunctionDef):
         owner = script.parents.get(node)
-        if isinstance(node, ast.FunctionDef) and node.name == "compute_loss" and isinstance(owner, ast.ClassDef) and any(
+        if node.name == "compute_loss" and isinstance(owner, ast.ClassDef) and any(
                 script.name(base).endswith("Trainer") for base in owner.bases):
             names = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
             if node.args.kwarg is None and node.args.vararg is None and "num_items_in_batch" not in names:
@@ -206,7 +193,7 @@ def adapters_twice(script: Script, subject: Subject, where: Circumstances) -> Fi
         return
     wrapping = next((value for value in script.assigned(model) if isinstance(value, ast.Call)
                      and last_name(value.func) == "get_peft_model" and not script.conditions(value)), None)
-    if wrapping is not None and not (isinstance(config, ast.Constant) and config.value is None):
+    if wrapping is not None and not is_constant(config, None):
         yield found("critical", config, wrapping)
 
 
@@ -218,7 +205,7 @@ def evaluation_on_training_data(script: Script, subject: Subject, where: Circums
     if train is not None and held is not None and script.words(train) == script.words(held):
         yield found("moderate", held, train)
         return
-    said = {target.id: node for node in script.nodes if isinstance(node, ast.Assign) for target in node.targets
+    said = {target.id: node for node in script.every(ast.Assign) for target in node.targets
             if isinstance(target, ast.Name) and isinstance(node.value, ast.Subscript)}
     for name, node in said.items():
         other = said.get(name.replace("eval", "train").replace("val", "train").replace("test", "train"))
@@ -227,31 +214,28 @@ def evaluation_on_training_data(script: Script, subject: Subject, where: Circums
             yield found("moderate", node, other)
 
 
-@rule
-def evaluation_unused(subject: Subject, where: Circumstances) -> Findings:
+@code_rule
+def evaluation_unused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trainer is given evaluation data and never evaluates."""
-    script, key = subject.script, "training.eval_strategy"
-    trainer = script.sections.get("trainer") if script is not None else None
-    if script is None or trainer is None or subject.framework not in TRAINERS or "training" not in script.sections:
+    trainer, key = script.sections.get("trainer"), "training.eval_strategy"
+    if trainer is None or subject.framework not in TRAINERS or "training" not in script.sections:
         return
     held, opened = argument(trainer, "eval_dataset", 4), any(item.arg is None for item in script.sections["training"].keywords)
-    empty = held is None or isinstance(held, ast.IfExp) or (isinstance(held, ast.Constant) and held.value is None)
+    empty = held is None or isinstance(held, ast.IfExp) or is_constant(held, None)
     if not empty and not opened and subject.value(key) is None and not subject.is_unread(key) and not script.has_call(
             ".evaluate", ".predict") and not script.says("evaluation_strategy", "do_eval", "eval_strategy"):
         yield found("moderate", held, key)
 
 
-@rule
-def adapter_never_saved(subject: Subject, where: Circumstances) -> Findings:
+@code_rule
+def adapter_never_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trained adapters are saved at the trainer's intervals only, not at the end."""
-    script = subject.script
-    trainer = script.sections.get("trainer") if script is not None else None
-    if script is None or trainer is None or not subject.has_adapters:
+    if "trainer" not in script.sections or not subject.has_adapters:
         return
     if script.has_call(*SAVING) or subject.on("training.push_to_hub"):
         return
-    last = next((node for node in script.nodes if isinstance(node, ast.Call) and last_name(node.func) == "train"
-                 and isinstance(script.parents[node], ast.Expr)), None)
+    last = next((call for call in script.every(ast.Call) if last_name(call.func) == "train"
+                 and isinstance(script.parents[call], ast.Expr)), None)
     # an interval that divides the run, or strategies, save at the end as well
     usual = subject.value("training.save_strategy") in (None, "no") and subject.value("training.save_steps") is None
     if last is not None and usual:
@@ -263,23 +247,22 @@ def base_saved(script: Script, subject: Subject, where: Circumstances) -> Findin
     """The base model is saved in place of its trained adapters."""
     wrapped = {last_name(call.args[0]): call for call in script.calls("peft.get_peft_model") if call.args}
     for call in script.calls(".save_pretrained"):
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        name = last_name(owner) if isinstance(owner, ast.Name) else ""
-        wrapping = wrapped.get(name)
-        rebound = any(isinstance(value, ast.Call) and last_name(value.func) in ("get_peft_model", "merge_and_unload", "unload")
-                      for value in script.assigned(owner)) if owner is not None else True
-        if wrapping is not None and not rebound and call.lineno > wrapping.lineno:
-            yield found("critical", call, wrapping, name=name)
+        owner = owner_of(call)
+        wrapping = wrapped.get(owner.id) if isinstance(owner, ast.Name) else None
+        if not isinstance(owner, ast.Name) or wrapping is None or call.lineno <= wrapping.lineno:
+            continue
+        if not any(isinstance(value, ast.Call) and last_name(value.func) in ("get_peft_model", "merge_and_unload", "unload")
+                   for value in script.assigned(owner)):
+            yield found("critical", call, wrapping, name=owner.id)
 
 
 @code_rule
 def loss_by_other_count(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A loss is averaged over the batches of the other data."""
-    for node in script.nodes:
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
-            continue
+    for node in script.every(ast.BinOp):
         count = node.right
-        if not isinstance(count, ast.Call) or last_name(count.func) != "len" or not count.args:
+        if not isinstance(node.op, ast.Div) or not isinstance(count, ast.Call) or last_name(count.func) != "len" \
+                or not count.args:
             continue
         total, batches = last_name(node.left).lower(), script.words(count.args[0]).lower()
         held_by_train = total.startswith(HELD_OUT) and "train" in batches and not any(word in batches for word in HELD_OUT)
@@ -298,21 +281,19 @@ def remote_code_unpinned(subject: Subject, where: Circumstances) -> Findings:
         yield found("moderate", *keys)
 
 
-@code_rule
+@code_rule_once
 def begins_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The chat template writes a beginning-of-text token, and the tokenizer puts another one in front."""
     path = subject.value("tokenizer.path") or subject.value("model.path")
     if not isinstance(path, str) or not path.startswith(BEGINS):
         return
-    for call in script.nodes:
-        if isinstance(call, ast.Call) and last_name(call.func) in ("tokenizer", "tok", "encode") and call.args and not any(
+    for call in script.every(ast.Call):
+        if last_name(call.func) in ("tokenizer", "tok", "encode") and call.args and not any(
                 item.arg in ("add_special_tokens", None) for item in call.keywords):
             template = next((node for node in script.behind(call.args[0]) if isinstance(node, ast.Call)
                              and last_name(node.func) == "apply_chat_template"), None)
-            asked = argument(template, "tokenize") if template is not None else None
-            if template is not None and isinstance(asked, ast.Constant) and asked.value is False:
+            if template is not None and is_constant(argument(template, "tokenize"), False):
                 yield found("critical", call, template, path=path)
-                return
 
 
 @rule
@@ -321,15 +302,6 @@ def warmup_without_effect(subject: Subject, where: Circumstances) -> Findings:
     key = next((key for key in ("training.warmup_steps", "training.warmup_ratio") if subject.on(key)), None)
     if subject.framework in TRAINERS and key is not None and subject.value("training.lr_scheduler_type") == "constant":
         yield found("moderate", "training.lr_scheduler_type", key)
-
-
-def defined(script: Script, names: tuple[str, ...]) -> Iterator[ast.AST]:
-    """Yield the assignments, in reached code, to a name that has one of these words."""
-    for node in script.nodes:
-        if isinstance(node, ast.Assign | ast.AugAssign) and not isinstance(node, DEFINITIONS):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if any(word in last_name(target).lower() for word in names):
-                    yield node
 
 
 def _factors(node: ast.expr) -> list[ast.expr]:
@@ -344,11 +316,12 @@ def accumulation_to_nothing(script: Script, subject: Subject, where: Circumstanc
     """The accumulation is divided by the number of processes, and becomes 0 where there are more of them."""
     guarded = any(isinstance(node, ast.Assert) and "%" in script.words(node) and any(
         word in script.words(node).lower() for word in ("accum", "batch", *PROCESSES)) for node in script.nodes)
-    for node in defined(script, ("accum",)):
-        value = getattr(node, "value", None)
-        divides = isinstance(getattr(node, "op", None), ast.FloorDiv) or (
-            isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv))
-        by = value.right if isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv) else value
-        if divides and by is not None and not guarded and any(
-                word in last_name(part).lower() for part in _factors(by) for word in PROCESSES):
+    for node in script.nodes if not guarded else ():
+        if not isinstance(node, ast.Assign | ast.AugAssign) or not any(
+                "accum" in last_name(target).lower() for target in targets_of(node)):
+            continue
+        value, operator = node.value, getattr(node, "op", None)
+        by = value.right if isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv) else \
+            value if isinstance(operator, ast.FloorDiv) else None            # x = all // by, or x //= by
+        if by is not None and any(word in last_name(part).lower() for part in _factors(by) for word in PROCESSES):
             yield found("moderate", node, by=script.words(by))

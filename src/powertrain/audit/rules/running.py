@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from powertrain.audit.installed import defined, gives, in_force, members, root
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.calls import object_of, of_library, own_class
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.scopes import (
@@ -23,8 +23,9 @@ from powertrain.audit.scopes import (
     run_nodes,
     used_before,
 )
-from powertrain.audit.script import FunctionNode, Script, inside, last_name
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, every, inside, last_name, parameters_of
 
 NOTEBOOK = ("_In[", "# In[", "# %%")         # what an exported notebook has: its cells may run in any order
 # Source: the tokenizers of transformers 5.23
@@ -47,16 +48,16 @@ def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -
     """The code uses a name that only another function gives a value."""
     trees, reached = _trees(script), set(run_nodes(script))
     for tree in trees:
-        every = bound_names(tree)
+        bound = bound_names(tree)
         guarded = any(module.tree is tree and "__main__" in module.text for module in script.modules)
-        lost = [node for node in Scopes(tree).lost if node in reached and node.id in every and node.id not in KNOWN
+        lost = [node for node in Scopes(tree).lost if node in reached and node.id in bound and node.id not in KNOWN
                 and not is_tried(script, node) and not is_annotation(script, node)] if not guarded else []
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(),
                         names=", ".join(dict.fromkeys(node.id for node in lost)))
 
 
-@code_rule
+@code_rule_once
 def used_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A name is used above the line that first gives it a value."""
     trees, reached = _trees(script), set(run_nodes(script))
@@ -64,36 +65,32 @@ def used_before_given(script: Script, subject: Subject, where: Circumstances) ->
         for node, later in used_before(tree):
             if node in reached and node.id not in KNOWN and not is_tried(script, node):
                 yield found("critical", node, later, name=node.id)
-                return
 
 
-@code_rule
+@code_rule_once
 def given_on_one_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A name has a value on one process only, and all processes read it."""
     reached = set(run_nodes(script))
     for function in (node for node in reached if isinstance(node, FunctionNode)):
         nodes = list(inside(function))
         names = [node for node in nodes if isinstance(node, ast.Name)]
-        free = {item.arg for item in ast.walk(function.args) if isinstance(item, ast.arg)}
+        free = parameters_of(function)
         free |= {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
         leaves = any(isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break) and _of_one_process(script, node)
                      for node in nodes)
-        made: dict[str, list[ast.Name]] = {}
-        for node in names:
-            if not isinstance(node.ctx, ast.Load):
-                made.setdefault(node.id, []).append(node)
         other = {name for node in nodes for name in bound_by(node)}
-        for name, stores in made.items():
+        made = dict.fromkeys(node.id for node in names if not isinstance(node.ctx, ast.Load))
+        for name in made if not leaves else ():
+            stores = [node for node in names if node.id == name and not isinstance(node.ctx, ast.Load)]
             both = any(isinstance(around, ast.If) and any(script.is_within(node, each) for each in around.orelse)
                        for node in stores for around in script.ancestors(node))
-            if leaves or both or name in free | other or not all(_of_one_process(script, node) for node in stores):
+            if both or name in free | other or not all(_of_one_process(script, node) for node in stores):
                 continue
             read = next((node for node in names if node.id == name and isinstance(node.ctx, ast.Load)
                          and node.lineno > stores[0].lineno and not _of_one_process(script, node)
                          and not is_tried(script, node)), None)
             if read is not None:
                 yield found("critical", read, stores[0], name=name)
-                return
 
 
 def _of_one_process(script: Script, node: ast.AST) -> bool:
@@ -102,7 +99,7 @@ def _of_one_process(script: Script, node: ast.AST) -> bool:
     return any(word in script.words(test).lower() for test in tests for word in RANKED)
 
 
-@code_rule
+@code_rule_once
 def rank_as_device(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The number of the process among all is taken for the number of its GPU."""
     if script.says("LOCAL_RANK", "local_rank", "local_process_index"):
@@ -117,7 +114,6 @@ def rank_as_device(script: Script, subject: Subject, where: Circumstances) -> Fi
         divided = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in behind)
         if ranks and not divided:
             yield found("moderate", call, ranks[0])
-            return
 
 
 @code_rule
@@ -125,11 +121,9 @@ def arguments_refused(script: Script, subject: Subject, where: Circumstances) ->
     """A call of the project's own function or class has other arguments than it takes."""
     project = _own(script)
     for call in run_nodes(script):
-        if not isinstance(call, ast.Call) or any(isinstance(item, ast.Starred) for item in call.args) or is_tried(
-                script, call):
-            continue
-        own = project.called(call)
-        if own is None:
+        own = project.called(call) if isinstance(call, ast.Call) else None
+        if own is None or not isinstance(call, ast.Call) or is_tried(script, call) or any(
+                isinstance(item, ast.Starred) for item in call.args):
             continue
         name, spec, bound = own
         names = [item.arg for item in (*spec.posonlyargs, *spec.args)][bound:]
@@ -218,28 +212,23 @@ def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> 
                 isinstance(item, ast.Starred) for item in target.elts) or is_tried(script, node):
             continue
         function = project.definition(call.func) if isinstance(call.func, ast.Name) else project.method(call)
-        sizes = _returned(function) if isinstance(function, ast.FunctionDef) and not function.decorator_list else set()
-        if function is not None and sizes and len(target.elts) not in sizes and isinstance(function, ast.FunctionDef):
+        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+            continue
+        sizes = _returned(function)
+        if sizes and len(target.elts) not in sizes:
             yield found("critical", target, function, name=function.name, asked=len(target.elts), given=max(sizes))
 
 
 def _returned(function: ast.FunctionDef) -> set[int]:
     """Return the lengths of the tuples that a function gives back; none where it may give something else."""
     sizes = set[int]()
-    waiting: list[ast.AST] = list(function.body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, FunctionNode | ast.ClassDef):
-            continue
-        if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in ast.walk(node)):
+    for node in inside(function):
+        if isinstance(node, ast.Yield | ast.YieldFrom):
             return set()
         if isinstance(node, ast.Return):
-            whole = isinstance(node.value, ast.Tuple) and not any(isinstance(item, ast.Starred) for item in node.value.elts)
-            if not whole or not isinstance(node.value, ast.Tuple):
+            if not isinstance(node.value, ast.Tuple) or any(isinstance(item, ast.Starred) for item in node.value.elts):
                 return set()
             sizes.add(len(node.value.elts))
-        waiting += [child for child in ast.iter_child_nodes(node) if isinstance(
-            child, ast.stmt | ast.ExceptHandler | ast.match_case)]
     return sizes
 
 
@@ -248,12 +237,11 @@ def _file(script: Script, node: ast.AST) -> Path | None:
     return module.file if module is not None else None
 
 
-@code_rule
+@code_rule_once
 def names_not_of_module(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A module of the project is asked for a name that it does not have."""
     trees = {module.file: module for module in script.modules if module.file.name != "__init__.py"}
-    stored = {node.attr for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)
-              and isinstance(node.ctx, ast.Store)}
+    stored = {node.attr for node in every(ast.Attribute, script.tree) if isinstance(node.ctx, ast.Store)}
     imported = {}
     for (node, name), file in script.project.items():
         for item in getattr(node, "names", ()):
@@ -270,16 +258,16 @@ def names_not_of_module(script: Script, subject: Subject, where: Circumstances) 
         if not is_open(module.tree) and node.attr not in names | stored and not node.attr.startswith("__") \
                 and "__getattr__" not in names and "__main__" not in module.text and not is_tried(script, node):
             yield found("critical", node, name=node.attr, module=module.path.name)
-            return
 
 
 @code_rule
 def attributes_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An object is asked for an attribute that nothing gives it."""
-    given = {node.attr for node in ast.walk(script.tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    given |= {str(node.value) for node in ast.walk(script.tree) if isinstance(node, ast.Constant)}
+    attributes = every(ast.Attribute, script.tree)
+    given = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    given |= {str(node.value) for node in every(ast.Constant, script.tree)}
     given |= {name for kind in script.classes.values() for name in bound_names(ast.Module(kind.body, []))}
-    if any(isinstance(node, ast.Attribute) and node.attr == "__dict__" for node in ast.walk(script.tree)) or any(
+    if any(node.attr == "__dict__" for node in attributes) or any(
             len(call.args) > 1 and not isinstance(call.args[1], ast.Constant) for call in script.calls("setattr")):
         given |= bound_names(script.tree)
     kinds: dict[ast.ClassDef, frozenset[str] | None] = {}
@@ -288,8 +276,8 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
         owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
         if not isinstance(node, ast.Attribute) or node.attr in given or node.attr.startswith("__") or is_tried(script, node):
             continue
+        kind = script.class_around(node)
         if isinstance(owner, ast.Attribute) and script.words(owner) == "self.args":
-            kind = next((each for each in script.ancestors(node) if isinstance(each, ast.ClassDef)), None)
             has = members(defined("transformers", "Seq2SeqTrainingArguments")) if kind is not None and _is_a_trainer(
                 script, kind) else None                      # which has all of TrainingArguments
             if has is not None and node.attr not in has and in_force("transformers", where):
@@ -299,7 +287,6 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
         elif not isinstance(owner, ast.Name):
             continue
         elif owner.id == "self":
-            kind = next((each for each in script.ancestors(node) if isinstance(each, ast.ClassDef)), None)
             if kind is not None and kind not in kinds:
                 kinds[kind] = _members(script, kind, where)
             has = kinds[kind] if kind is not None else None
@@ -335,8 +322,8 @@ def _members(script: Script, kind: ast.ClassDef, where: Circumstances) -> frozen
         return None
     for base in kind.bases:
         inner = base.value if isinstance(base, ast.Subscript) else base
-        own = next((each for each in ast.walk(script.tree) if isinstance(each, ast.ClassDef)
-                    and each.name == last_name(inner)), None) if isinstance(inner, ast.Name) else None
+        own = next((each for each in every(ast.ClassDef, script.tree) if each.name == last_name(inner)),
+                   None) if isinstance(inner, ast.Name) else None
         more = _members(script, own, where) if own is not None and own is not kind else members(
             of_library(script, inner, where))
         if more is None and script.name(inner) in ("abc.ABC", "object", "typing.Generic"):
@@ -371,7 +358,7 @@ def module_hidden(script: Script, subject: Subject, where: Circumstances) -> Fin
         for hiding in tree.body:
             if not isinstance(hiding, FunctionNode) or hiding.name not in imported:
                 continue
-            asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            asked = [node for node in every(ast.Attribute, tree) if isinstance(node.value, ast.Name)
                      and node.value.id == hiding.name and isinstance(node.ctx, ast.Load) and node in reached
                      and node.attr not in OF_A_FUNCTION and not is_tried(script, node)
                      and (script.function(node) is not None or node.lineno > hiding.lineno)]

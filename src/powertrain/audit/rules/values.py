@@ -1,14 +1,15 @@
 """Rules on where values go: what is None, is loaded for nothing, is asked of the wrong object, or is left out of examples."""
 
 import ast
-from collections.abc import Iterator
 
 from powertrain.audit.installed import defined, in_force, members
-from powertrain.audit.rules.base import Findings, code_rule, found
-from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, starts_at_the_second
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, is_loss, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
-from powertrain.audit.script import FunctionNode, Loop, Script, argument, inside, last_name
+from powertrain.audit.scopes import is_tried
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import FunctionNode, argument, every, inside, last_name, names_in, reads_of, targets_of
 from powertrain.records.findings import Severity
 
 NEEDED = ("lora.r", "lora.lora_alpha")       # numbers that a library reckons with: None ends the run
@@ -42,7 +43,7 @@ def needed_but_none(script: Script, subject: Subject, where: Circumstances) -> F
             yield found("critical", setting, name=key.rpartition(".")[2])
 
 
-@code_rule
+@code_rule_once
 def device_of_no_rank(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The name of the device is put together from a rank that is not set, and becomes cuda:None."""
     if script.launch:                                    # torchrun sets it
@@ -56,7 +57,6 @@ def device_of_no_rank(script: Script, subject: Subject, where: Circumstances) ->
         if asked and not script.conditions(node) and not any(
                 isinstance(around, ast.IfExp) for around in script.ancestors(node)):
             yield found("critical", node, asked[0])
-            return
 
 
 def _asks_environment(script: Script, node: ast.AST) -> bool:
@@ -73,32 +73,29 @@ def rows_not_tokenised(script: Script, subject: Subject, where: Circumstances) -
     if trainer is None or subject.framework != "transformers" or any(item.arg is None for item in trainer.keywords):
         return
     model, collator = argument(trainer, "model", 0), argument(trainer, "data_collator", 2)
-    causal = any(made.endswith(CAUSAL) for kinds in script.kinds.values() for made in kinds)
     loaded = script.has_call("datasets.load_dataset", "datasets.Dataset.from_list", "datasets.Dataset.from_json",
                              "datasets.Dataset.from_dict") and not script.has_call("datasets.load_from_disk")
-    if causal and loaded and model is not None and collator is None and not script.says("input_ids", "__getitem__") and not any(
-            _may_tokenise(script, node) for node in script.nodes):
+    unread = model is not None and collator is None and not script.says("input_ids", "__getitem__")
+    if script.has_made(*CAUSAL) and loaded and unread and not any(
+            _may_tokenise(script, call) for call in script.every(ast.Call)):
         yield found("critical", trainer)
 
 
-def _may_tokenise(script: Script, node: ast.AST) -> bool:
+def _may_tokenise(script: Script, call: ast.Call) -> bool:
     """Return whether a call makes tokens of text, or maps rows by a function that is not here."""
-    if not isinstance(node, ast.Call):
-        return False
-    name, mapped = last_name(node.func).lower(), node.args[0] if node.args else None
+    name, mapped = last_name(call.func).lower(), call.args[0] if call.args else None
     if name == "map" and not isinstance(mapped, ast.Lambda):
         return mapped is None or last_name(mapped) not in script.functions
-    return script.is_made_by(node.func, "Tokenizer.from_pretrained") or name in TOKENISING or (
+    return script.is_made_by(call.func, "Tokenizer.from_pretrained") or name in TOKENISING or (
         "tokeni" in name and not name.startswith(("load", "get", "create", "build", "make", "setup")))
 
 
 @code_rule
 def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loss asks the model for the tokens that it was given, at the same places."""
-    loss = next((node for node in script.nodes if isinstance(node, ast.Call) and len(node.args) > 1 and (
-        script.name(node).endswith(".cross_entropy") or script.is_made_by(node.func, "nn.CrossEntropyLoss"))), None)
-    pair = next((node for node in script.nodes if isinstance(node, ast.Call) and len(node.args) == 2
-                 and last_name(node.func) == "TensorDataset" and ast.unparse(node.args[0]) == ast.unparse(node.args[1])), None)
+    loss = next((call for call in script.every(ast.Call) if len(call.args) > 1 and is_loss(script, call)), None)
+    pair = next((call for call in script.every(ast.Call) if len(call.args) == 2 and last_name(call.func) == "TensorDataset"
+                 and ast.unparse(call.args[0]) == ast.unparse(call.args[1])), None)
     if loss is None or pair is None or script.says("mask_token", "MaskedLM", "autoencoder", "AutoEncoder"):
         return
     near = ast.walk(script.function(loss) or script.tree)
@@ -106,26 +103,24 @@ def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -
         yield found("critical", pair, loss)
 
 
-@code_rule
+@code_rule_once
 def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A method of the model is called on the wrapper of several processes, which does not have it."""
     severity: Severity = "low" if where.has_one_device else "critical"
     wrappings = list(script.calls(*PARALLEL, ".prepare", "torch.nn.DataParallel"))
     own = members(defined("torch.nn.parallel", "DistributedDataParallel")) if in_force("torch", where) else None
-    for node in script.nodes:
-        owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
-        if not isinstance(node, ast.Attribute) or not isinstance(owner, ast.Name) or node.attr in OF_ANY_MODULE or (
-                node.attr in (own or ())):
+    for node in script.every(ast.Attribute):
+        owner = node.value
+        if not isinstance(owner, ast.Name) or not isinstance(node.ctx, ast.Load) or node.attr in OF_ANY_MODULE | (own or set()):
             continue
         around = script.parents[node]
         call = around if isinstance(around, ast.Call) and around.func is node else None
-        if call is None and (own is None or any(isinstance(test, ast.Try) for test in script.ancestors(node))):
+        if call is None and (own is None or is_tried(script, node)):
             continue                                     # what is no method may be anything that torch gives its wrapper
         function = script.function(node)
         wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, wrappings, node, owner)
         if wrapping is not None and not _unwraps(script, function or script.tree, owner.id):
             yield found(severity, call or node, wrapping, method=node.attr, name=owner.id)
-            return
 
 
 def _given_wrapped(script: Script, function: FunctionNode | None, owner: ast.Name) -> ast.AST | None:
@@ -164,18 +159,18 @@ def _unwraps(script: Script, within: ast.AST, name: str) -> bool:
 @code_rule
 def pairs_of_a_dict(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A loop takes pairs from a dict, which gives its keys alone."""
-    for loop in script.nodes:
-        if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Tuple) or not isinstance(loop.iter, ast.Name):
+    for loop in script.every(ast.For):
+        function = script.function(loop)
+        if not isinstance(loop.target, ast.Tuple) or not isinstance(loop.iter, ast.Name) or function is None:
             continue
-        function, name = script.function(loop), loop.iter.id
-        stored = [node for node in ast.walk(function or script.tree) if isinstance(node, ast.Assign | ast.AnnAssign)
-                  and any(ast.unparse(target) == name for target in (
-                      node.targets if isinstance(node, ast.Assign) else [node.target]))]
-        keys = [node.slice for node in ast.walk(function or script.tree) if isinstance(node, ast.Subscript)
-                and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == name]
-        if function is not None and stored and all(isinstance(node.value, ast.Dict) for node in stored) and not any(
-                isinstance(key, ast.Tuple) for key in keys) and not any(
-                isinstance(key, ast.Tuple) for node in stored if isinstance(node.value, ast.Dict) for key in node.value.keys):
+        name = loop.iter.id
+        stored = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.AnnAssign)
+                  and any(ast.unparse(target) == name for target in targets_of(node))]
+        tables = [node.value for node in stored if isinstance(node.value, ast.Dict)]
+        keys = [node.slice for node in every(ast.Subscript, function) if isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == name]
+        pairs = any(isinstance(key, ast.Tuple) for key in (*keys, *(key for table in tables for key in table.keys)))
+        if stored and len(tables) == len(stored) and not pairs:
             yield found("critical", loop.iter, stored[0], name=name)
 
 
@@ -188,26 +183,23 @@ def loaded_and_unused(script: Script, subject: Subject, where: Circumstances) ->
                 statement.targets[0], ast.Name) or function is None:
             continue
         name = statement.targets[0].id
-        reads = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name
-                 and isinstance(node.ctx, ast.Load)]
-        if not reads and not any(isinstance(node, ast.Global | ast.Nonlocal) and name in node.names
-                                 for node in ast.walk(function)):
+        if not reads_of(name, function) and not any(isinstance(node, ast.Global | ast.Nonlocal) and name in node.names
+                                                    for node in ast.walk(function)):
             yield found("critical", call, name=name)
 
 
 @code_rule
 def micro_batch_ignored(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The size of a pass is asked for and never used, so each pass takes the whole batch."""
-    each = next((item.value for call in script.nodes if isinstance(call, ast.Call) for item in call.keywords
-                 if item.arg == "per_device_train_batch_size"), None)
-    for function in script.nodes if each is not None else ():
-        asked = [item for item in (*function.args.args, *function.args.kwonlyargs) if "micro_batch" in item.arg] if isinstance(
-            function, FunctionNode) else []
-        for item in asked:
-            reads = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == item.arg and not any(
+    each = next((item.value for item in script.every(ast.keyword) if item.arg == "per_device_train_batch_size"), None)
+    if each is None or "micro" in script.words(each):
+        return
+    for function in (node for node in script.nodes if isinstance(node, FunctionNode)):
+        for item in (*function.args.args, *function.args.kwonlyargs):
+            reads = [node for node in every(ast.Name, function) if node.id == item.arg and not any(
                 isinstance(around, ast.Call) and last_name(around.func) in ("print", "info", "log")
                 for around in script.ancestors(node))]
-            if not reads and each is not None and "micro" not in script.words(each):
+            if "micro_batch" in item.arg and not reads:
                 yield found("critical", each, item, name=item.arg, taken=script.words(each))
 
 
@@ -216,11 +208,11 @@ def column_left_out(script: Script, subject: Subject, where: Circumstances) -> F
     """The prompt leaves out a column of the data that belongs to it."""
     source = subject.settings.get("data.source")
     columns = COLUMNS.get(str(source.value), ()) if source is not None else ()
-    texts = {str(node.value) for node in script.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    texts = {node.value for node in script.every(ast.Constant) if isinstance(node.value, str)}
     reads = {column: any(text == column or f"{{{column}}}" in text for text in texts) or script.says(f".{column}")
              for column in columns}
-    first = next((node for node in script.nodes if isinstance(node, ast.Subscript) and columns and isinstance(
-        node.slice, ast.Constant) and node.slice.value == columns[0]), None)
+    first = next((node for node in script.every(ast.Subscript) if isinstance(node.slice, ast.Constant)
+                  and node.slice.value in columns[:1]), None)
     missing = [column for column, read in reads.items() if not read]
     renamed = script.has_call(".rename_column", ".remove_columns", ".filter")
     if first is not None and source is not None and missing and not renamed:
@@ -240,59 +232,49 @@ def empty_rows(script: Script, subject: Subject, where: Circumstances) -> Findin
         yield found("critical" if alone else "moderate", source, data=str(source.value))
 
 
-@code_rule
+@code_rule_once
 def wrapper_that_is_none(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """DeepSpeed's wrapper of the model is taken where DeepSpeed may not run."""
     if subject.value("training.deepspeed") is not None or script.has_call("deepspeed.initialize"):
         return
-    for node in script.nodes:
-        if not isinstance(node, ast.Attribute) or node.attr != "deepspeed" or last_name(node.value) not in ("trainer", "self"):
+    for node in script.every(ast.Attribute):
+        if node.attr != "deepspeed" or last_name(node.value) not in ("trainer", "self"):
             continue
         tests = [around.test for around in script.ancestors(node) if isinstance(around, ast.If | ast.IfExp)]
         if isinstance(script.parents[node], ast.Call) and not any("deepspeed" in script.words(test) for test in tests):
             yield found("critical", script.parents[node])
-            return
 
 
 @code_rule
 def gradients_never_exchanged(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """DDP is told by a test that never changes whether to exchange gradients."""
-    for node in script.nodes:
-        if not isinstance(node, ast.Assign) or last_name(node.targets[0]) != "require_backward_grad_sync":
-            continue
+    for node in script.every(ast.Assign):
         loop = next(iter(script.loops(node)), None)
-        changing = set(_changing(loop)) if loop is not None else set()
-        read = {item.id for item in ast.walk(node.value) if isinstance(item, ast.Name)}
-        if loop is not None and isinstance(node.value, ast.Compare) and read and not read & changing:
+        if loop is None or last_name(node.targets[0]) != "require_backward_grad_sync":
+            continue
+        changing = {item.id for item in inside(loop) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)}
+        read = names_in(node.value)
+        if isinstance(node.value, ast.Compare) and read and not read & changing:
             yield found("critical", node, test=script.words(node.value))
 
 
-def _changing(loop: Loop) -> Iterator[str]:
-    """Yield the names that a loop and the loops in it give new values."""
-    for node in (*inside(loop), *([loop.target] if isinstance(loop, ast.For) else [])):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-
-
-@code_rule
+@code_rule_once
 def resume_counts_batches(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A resumed run skips the batches that were trained, whatever their size was."""
     loader = script.sections.get("loader")
-    saved = {str(key.value) for node in script.nodes if isinstance(node, ast.Dict) for key in node.keys
-             if isinstance(key, ast.Constant) and any(word in str(key.value) for word in ("step", "iter", "batch", "config",
-                                                                                          "args"))}
-    if loader is None or any("batch_size" in key or "config" in key or "args" in key or "seen" in key for key in saved):
+    saved = {str(key.value) for node in script.every(ast.Dict) for key in node.keys if isinstance(key, ast.Constant)}
+    if loader is None or any(word in key for key in saved for word in ("batch_size", "config", "args")) or any(
+            "seen" in key and word in key for key in saved for word in ("step", "iter", "batch")):
         return
     for node in script.nodes:
         place = _place_read(node)
         if place is None or not script.has_call("torch.load", ".load_checkpoint", "load_checkpoint"):
             continue
         names = {ast.unparse(target) for target in getattr(script.statement(node), "targets", ())}
-        skips = next((call for call in script.nodes if isinstance(call, ast.Call) and any(
+        skips = next((call for call in script.every(ast.Call) if any(
             word in last_name(call.func).lower() for word in SKIPPING) and names & _named_behind(script, call)), None)
         if names and skips is not None and "step" in place:
             yield found("moderate", skips, node)
-            return
 
 
 def _named_behind(script: Script, call: ast.Call) -> set[str]:

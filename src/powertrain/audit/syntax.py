@@ -1,0 +1,85 @@
+"""Questions about the nodes of a script's syntax that can be answered without the rest of the script."""
+
+import ast
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
+Loop = ast.For | ast.While | ast.AsyncFor
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+
+
+def is_backward(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+
+
+def last_name(node: ast.AST) -> str:
+    """Return `b` of `b` and `a.b`; "" for anything else."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def argument(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+    """Return an argument of a call by its name, or by its place if it has one."""
+    named = next((item.value for item in call.keywords if item.arg == name), None)
+    return call.args[place] if named is None and place is not None and len(call.args) > place else named
+
+
+def hides_arguments(call: ast.Call) -> bool:
+    """Return whether a call has arguments that are not seen: `*rows` or `**settings`."""
+    return any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords)
+
+
+def owner_of(call: ast.Call) -> ast.expr | None:
+    """Return `model` of `model.train()`; None where what is called belongs to nothing."""
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def is_called(name: str, names: tuple[str, ...]) -> bool:
+    return any(name == wanted or (wanted.startswith(".") and name.endswith(wanted)) for wanted in names)
+
+
+def inside(node: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
+    """Yield all nodes under a node, except those of some types: the functions and classes that are only defined there."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, but):
+            yield child
+            yield from inside(child, but)
+
+
+def every(kind: type[Node], within: ast.AST) -> list[Node]:
+    """Return all nodes of one type in a node, which may be itself."""
+    return [node for node in ast.walk(within) if isinstance(node, kind)]
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {name.id for name in every(ast.Name, node)}
+
+
+def is_constant(node: ast.AST | None, value: bool | None) -> bool:
+    """Return whether a node is True, False or None, as asked for."""
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def is_true(given: ast.expr | None) -> bool:
+    """Return whether an argument whose default is True is left out or True."""
+    return given is None or is_constant(given, True)
+
+
+def reads_of(name: str, within: ast.AST) -> list[ast.Name]:
+    """Return where a node reads a name."""
+    return [node for node in every(ast.Name, within) if node.id == name and isinstance(node.ctx, ast.Load)]
+
+
+def targets_of(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def gives_name(node: ast.Assign, name: str) -> bool:
+    """Return whether an assignment gives a plain name its value."""
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+
+
+def parameters_of(function: FunctionNode | ast.Lambda) -> set[str]:
+    """Return the names of all arguments that a function takes."""
+    return {item.arg for item in every(ast.arg, function.args)}
