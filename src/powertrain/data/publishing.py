@@ -28,7 +28,7 @@ from powertrain.records.json_files import sync as sync
 META = "meta.json"
 SUMMED_BYTES = 1 << 16
 PIECE_BYTES = 1 << 24                        # that have a sum of their own: 16 MiB
-PIECES_READ = 8                              # of a file, at most
+PIECES_READ = 4                              # of a file, at most
 ATTEMPTS = 10                                # to replace a damaged folder while other processes do the same
 
 
