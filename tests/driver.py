@@ -13,6 +13,7 @@ A fault is a place and a number:
   ("room", 3)     lets the disk have 300 bytes free at the first 3 looks; a save that waits looks after every step
   ("copy", 90)    lets the machine have 90 bytes of memory free for the copy of a checkpoint
   ("signal", 5)   sends SIGTERM to itself after step 5
+  ("evaluating", 2)   sends it at the beginning of the second evaluation
   ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's files, as a full disk does
   ("model", 0)    does so while the final model is written
   ("delete", 1)   makes it refuse the 1st and all later deletions of a checkpoint
@@ -164,6 +165,15 @@ def _plant(place: str, number: int) -> None:
                 yield result
 
         part.train = train
+    elif place == "evaluating":              # a signal at the beginning of this evaluation, however short it is
+        session.SHORT_S, evaluations, evaluate = -1.0, itertools.count(1), session.evaluate
+
+        def signalled(*arguments: Any, **named: Any) -> Any:
+            if next(evaluations) == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return evaluate(*arguments, **named)
+
+        session.evaluate = signalled  # type: ignore[assignment]
     elif place == "writing":
         part.train, checkpoint.write_file = _killed_while_writing(part.train, checkpoint.write_file, number)
     elif place == "slow":

@@ -72,6 +72,22 @@ def test_a_run_with_our_own_kernels_goes_on_where_there_is_no_compiler(cli: Cli,
     assert any("chunked_cross_entropy" in note.message for note in happened(tmp_path / "run", TechniqueNote))
 
 
+@pytest.mark.parametrize("more", [(), ("load_best_model_at_end=true", "save_steps=3", "eval_steps=3")])
+def test_a_signal_ends_the_last_evaluation_and_the_continuation_makes_it(more: tuple[str, ...], cli: Cli, words: list[str],
+                                                                         tmp_path: Path) -> None:
+    assert cli(*words, *more)[0] == 0
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    run.rename(whole)
+    assert cli(*words, *more, fault=("evaluating", len(happened(whole, Evaluated))))[0] == 75
+    assert not (run / "model").exists()
+    assert not any(event.final for event in happened(run, Evaluated))
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 0, err
+    assert weights(run) == weights(whole)
+    (last,), (expected,) = ([event for event in happened(one, Evaluated) if event.final] for one in (run, whole))
+    assert (last.step, last.loss, last.tokens) == (expected.step, expected.loss, expected.tokens)
+
+
 @pytest.mark.parametrize("step", [1, 4, 6, 10, 11])
 def test_killed_after_a_step(cli: Cli, words: list[str], unbroken: Path, tmp_path: Path, step: int) -> None:
     assert cli(*words, fault=("step", step))[0] == -9

@@ -23,6 +23,7 @@ from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, events, to_plain
 from powertrain.records.checkpoints import by_loss, newest_checkpoint, set_aside_after
 from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit, LossNotFinite
+from powertrain.records.event_log import read_events
 from powertrain.records.json_files import write_json
 from powertrain.run import bad_steps, ending, saving
 from powertrain.run.best import take_best
@@ -39,6 +40,8 @@ from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
 from powertrain.training.pipeline import stages_gathered
 from powertrain.training.sharded import gathered
+
+SHORT_S = 5.0                # of an evaluation: a signal lets it end where no more has passed
 
 
 def start_run(prepared: Prepared, listener: Listener, write_sample: WriteSample) -> tuple[RunFolder, int]:
@@ -83,6 +86,7 @@ def run(part: Part) -> None:
                     setup, steps = part.setup, part.steps()
         if part.stopped_by is None:
             _choose_weights(part)
+        if part.stopped_by is None:
             write_model(part)
         if mirror is not None:
             part.not_mirrored = mirror.finish()
@@ -142,7 +146,7 @@ def _between(part: Part, saves: saving.Saves, ledger: MemoryLedger | None) -> No
     if last and not takes_best:
         _evaluate(part, final=True)
     if last or stop or due:
-        saving.save(part, saves, required=stop)
+        saving.save(part, saves, required=stop or part.stopped_by is not None)
     if stop and not last:
         part.stopped_by = asked
 
@@ -150,17 +154,25 @@ def _between(part: Part, saves: saving.Saves, ledger: MemoryLedger | None) -> No
 def _catch_up(part: Part) -> None:
     """Evaluate where a signal has ended the session before that was done; an early end that was decided stays."""
     recipe, state = part.prepared.recipe, part.state
-    every = in_steps(recipe.eval_steps, part.prepared.steps_per_epoch)
-    if part.is_last or not state.step or (recipe.early_stopping_patience is None and not recipe.load_best_model_at_end):
+    if not state.step:
         return
-    missed = bool(every) and state.step % every == 0 and state.step not in state.evaluations
-    if missed:
-        _evaluate(part)
-    part.early = part.ranks.agree(ending.early_stop(recipe, state.evaluations, part.prepared.total_steps))
-    if missed and part.early is not None:
-        part.emit(part.early)
-        if not recipe.load_best_model_at_end:
-            _evaluate(part, final=True)
+    every, takes_best = in_steps(recipe.eval_steps, part.prepared.steps_per_epoch), recipe.load_best_model_at_end
+    if not part.is_last and (recipe.early_stopping_patience is not None or takes_best):
+        missed = bool(every) and state.step % every == 0 and state.step not in state.evaluations
+        if missed:
+            _evaluate(part)
+        part.early = part.ranks.agree(ending.early_stop(recipe, state.evaluations, part.prepared.total_steps))
+        if missed and part.early is not None:
+            part.emit(part.early)
+    if part.is_last and not takes_best and not _was_evaluated_at_last(part):
+        _evaluate(part, final=True)
+
+
+def _was_evaluated_at_last(part: Part) -> bool:
+    """Return whether the log has the evaluation on all held-out text after this step."""
+    done = part.ranks.is_writer and any(isinstance(event, events.Evaluated) and event.final and event.step == part.state.step
+                                        for event in read_events(part.folder.events))
+    return part.ranks.agree(done)
 
 
 def _choose_weights(part: Part) -> None:
@@ -171,16 +183,30 @@ def _choose_weights(part: Part) -> None:
         _evaluate(part, final=True)
 
 
+class _AskedToStop(Exception):
+    """A signal asks the run to stop, in an evaluation that the continuation will make."""
+
+
 def _evaluate(part: Part, *, final: bool = False) -> None:
     material, recipe, step = part.prepared.material, part.prepared.recipe, part.state.step
     if not len(material.held_out):
         return
-    examples = spread(material.held_out, None if final else recipe.max_eval_samples)
+    examples, began_s = spread(material.held_out, None if final else recipe.max_eval_samples), time.monotonic()
+
+    def go_on() -> None:
+        """Leave an evaluation of all held-out text where a signal asks the run to stop, unless it has just begun."""
+        asked = part.interrupt.requested if time.monotonic() - began_s > SHORT_S else None
+        if final and (agreed := part.ranks.first(asked)) is not None:
+            part.stopped_by = agreed
+            raise _AskedToStop
+
     while True:
         try:
             with part.state.optimizer.averaged():
-                found = evaluate(part.setup, examples, tokens_per_byte=material.tokens_per_byte)
+                found = evaluate(part.setup, examples, tokens_per_byte=material.tokens_per_byte, before_batch=go_on)
             break
+        except _AskedToStop:
+            return
         except PassTooLarge as error:
             too_large = error.said
         go_on_smaller(part, too_large)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -250,7 +250,8 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
 # ------------------------------------------------------------------------------------------------ held-out loss
 
 
-def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: float | None) -> Evaluated:
+def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: float | None,
+             before_batch: Callable[[], None] = lambda: None) -> Evaluated:
     """Return the mean loss over `examples`, which must not be empty, and the objective's metrics, as an event without its step.
 
     It has the precision and kernels of training, no dropout, and the same tokens every time.
@@ -261,6 +262,7 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     units = 0
     with evaluating(setup.model), torch.no_grad(), passes(setup.ranks):
         for first in range(0, len(examples), setup.train_batch_size):
+            before_batch()
             last = min(first + setup.train_batch_size, len(examples))
             passes_of_batch = [batch.to(setup.device) for batch in setup.passes([examples[i] for i in range(first, last)])]
             for batch, counts in setup.ranks.abreast(setup.settled(passes_of_batch), setup.spare):
