@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from example_folders import INST, chat_folder, examples_of, json_lines, seq2seq_folder, span_folder
-from powertrain.data import documents, shards
+from powertrain.data import documents, shards, store
 from powertrain.data.examples import making
 from powertrain.data.examples.store import shard_examples
 from powertrain.data.joining import join_shards
@@ -226,6 +226,18 @@ def test_a_shard_of_changed_content_or_another_version_is_named(three, tmp_path,
     monkeypatch.setattr(shards, "version", lambda package: "9.9")
     (other,) = make(3, [3])
     refused([*made[:2], other], tmp_path, "one was made by powertrain 9.9, tokenizers 9.9, the other by powertrain ")
+
+
+def test_text_of_other_content_or_by_another_version_is_named(tmp_path, monkeypatch):
+    rows, made = tmp_path / "texts.jsonl", []
+    data = DataRecipe(source=str(json_lines(rows, TEXTS)), tokenizer="byte")
+    for number in (1, 2):
+        made.append(shard_text(data, Shard(number, 2), seed=1, cache=tmp_path / str(number)))
+        json_lines(rows, TEXTS[1:])
+    refused(made, tmp_path, f"the content of {rows} is not the same", "rsync -t")
+    monkeypatch.setattr(store, "FORMAT", 1)
+    made[0] = shard_text(data, Shard(1, 2), seed=1, cache=tmp_path / "old")
+    refused(made, tmp_path, f"{made[0]} was prepared by another version of Powertrain; prepare that shard again")
 
 
 def test_a_recipe_that_differs_only_in_what_is_not_stored_is_joined(three, tmp_path, chat):

@@ -1,4 +1,5 @@
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -166,11 +167,24 @@ def test_the_pieces_in_which_a_text_comes_do_not_move_its_cuts(text, span, size)
 
 def test_a_document_that_changes_while_it_is_read_is_refused(tmp_path):
     path = tmp_path / "text.txt"
-    for more in ("more", ""):
+    for changed in (LINES + "more", LINES[:-9]):
         path.write_text(LINES)
         texts = Texts(str(path), tmp_path)
         split = split_measured(texts, texts.measured(), 0.1, "seeded", 42)
-        path.write_text(LINES + more if more else LINES[:-9])
+        path.write_text(changed)
+        with pytest.raises(WrongUse, match="changed while it was read"):
+            list(runs_of(texts, split))
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0, "seeded"), (0.1, "seeded"), (0.1, "tail")])
+def test_documents_that_come_or_go_while_they_are_read_are_refused(tmp_path, share, kind):
+    path = tmp_path / "rows.jsonl"
+    rows = [json.dumps({"text": f"row {number} of the text"}) + "\n" for number in range(31)]
+    for changed in (rows, rows[:12]):
+        path.write_text("".join(rows[:30]))
+        texts = Texts(str(path), tmp_path)
+        split = split_measured(texts, texts.measured(), share, kind, 42)
+        path.write_text("".join(changed))
         with pytest.raises(WrongUse, match="changed while it was read"):
             list(runs_of(texts, split))
 

@@ -291,6 +291,29 @@ def test_of_a_large_file_some_pieces_are_read_and_others_the_next_time(tmp_path,
     assert not is_whole(folder)
 
 
+def test_a_damaged_folder_is_replaced_also_where_few_of_its_pieces_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "PIECE_BYTES", 100)
+    folder, content = tmp_path / "store", bytes(range(250)) * 20
+    for attempt in range(5):
+        publish(folder, lambda building: {"bytes": (building / "large.bin").write_bytes(content)})
+        assert (folder / "large.bin").read_bytes() == content, attempt
+        (folder / "large.bin").write_bytes(content[:777] + b"!" + content[778:])
+
+
+def test_text_that_changes_while_it_is_stored_is_refused_and_nothing_is_kept(opened, text, monkeypatch, tmp_path):
+    append = store.TokenWriter.append
+
+    def other_text(*arguments):
+        append(*arguments)
+        text.write_bytes(LINES.upper().encode())         # of the same length
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.TokenWriter, "append", other_text)
+        with pytest.raises(WrongUse, match=r"text\.txt changed while it was read; start again"):
+            opened(text)
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
 def test_what_a_crash_left_is_not_used(opened, text, monkeypatch):
     def crash(*arguments):
         raise KeyboardInterrupt

@@ -100,9 +100,9 @@ def test_a_text_that_is_too_long_for_the_tokenizer_is_refused_before_it(monkeypa
     monkeypatch.setattr(tokenizers, "LONGEST_PIECE_CHARS", 100_000)
     assert len(library.encode("a " * 50_000)) > 0
     assert len(library.encode("a\n" * 500_000)) > 0      # it is cut at its lines
-    with pytest.raises(WrongUse, match=r"200,000 characters without a place to cut it, and at most 100,000"):
+    with pytest.raises(WrongUse, match="a text has more than 100,000 characters without a place to cut it"):
         library.encode("a " * 100_000)
-    with pytest.raises(WrongUse, match="200,000 characters"):
+    with pytest.raises(WrongUse, match="more than 100,000 characters"):
         BytePairTokenizer.trained(["a " * 100_000], 260)
 
 

@@ -73,6 +73,12 @@ def test_smoothing_leaves_gaps_where_values_are_not_finite():
     assert timeline.rolling_median([1.0, 2.0, 900.0, 3.0, 4.0], 5)[2] == 3.0
 
 
+def test_a_spike_leaves_no_trace_in_the_means_behind_it():
+    assert timeline.rolling_mean([2.0] * 5 + [1e20] + [2.0] * 20, 5)[-15:] == [2.0] * 15
+    assert timeline.rolling_mean([1e308] * 3, 3) == [1e308] * 3
+    assert timeline.rolling_mean([3e5] * 100 + [1e-12] * 50, 21)[-30:] == pytest.approx([1e-12] * 30)
+
+
 @pytest.mark.parametrize("steps", [1, 4, 5, 99])
 def test_means_and_medians_are_those_of_the_finite_values_around(steps):
     found = [math.nan if number % 7 == 3 else None if number % 11 == 5 else (number * 37 % 23) / 3 for number in range(60)]

@@ -162,12 +162,15 @@ def read_documents(source: str, *, cache: Path, text_field: str = "text", max_ch
 
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file, without their line ends."""
-    rest = ""
+    parts = list[str]()                      # of the line that has begun
     for piece in text_pieces(path):
         # not splitlines(): JSON strings may hold U+2028 and other separators raw
-        *lines, rest = (rest + piece).split("\n")
-        yield from lines
-    yield rest
+        first, *others = piece.split("\n")
+        parts.append(first)
+        for line in others:
+            yield "".join(parts)
+            parts = [line]
+    yield "".join(parts)
 
 
 def text_pieces(path: Path) -> Iterator[str]:

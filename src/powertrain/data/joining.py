@@ -18,12 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from powertrain.data import store
+from powertrain.data.examples import making
 from powertrain.data.examples.part import PartWriter
 from powertrain.data.publishing import META, is_whole, key_of, publish, read_meta
 from powertrain.data.shards import PIECES, Piece, Shard, read_pieces, sha256_of
-from powertrain.data.store import TokenWriter
 from powertrain.records import WrongUse, several
 
+FORMATS = {"tokens": store.FORMAT, "examples": making.FORMAT}
 TOKENIZER = "tokenizer"                      # a folder of each shard of a text
 ALSO_TIMES = "large files count as changed if their time is another, so copy them with their times: cp -p, rsync -t"
 
@@ -64,10 +66,10 @@ def join_shards(folders: Sequence[Path], cache: Path) -> list[Path]:
     for shard in shards:
         _refuse_damaged(shard)
     joined = []
-    for number, store in enumerate(shards[0].meta["stores"]):
-        parts, folder = [shard.path / str(number) for shard in shards], cache / store["folder"]
+    for number, made in enumerate(shards[0].meta["stores"]):
+        parts, folder = [shard.path / str(number) for shard in shards], cache / made["folder"]
         if not is_whole(folder):
-            publish(folder, partial(_build, parts=parts, about=store["meta"]))
+            publish(folder, partial(_build, parts=parts, about=made["meta"]))
         joined.append(folder)
     return joined
 
@@ -75,7 +77,7 @@ def join_shards(folders: Sequence[Path], cache: Path) -> list[Path]:
 def _build(folder: Path, parts: Sequence[Path], about: Mapping[str, Any]) -> dict[str, Any]:
     """Write all but meta.json of a store into `folder`, and return its content."""
     of_text = parts[0] / TOKENIZER
-    writer = TokenWriter(folder) if of_text.is_dir() else PartWriter(folder, about["vocabulary"])
+    writer = store.TokenWriter(folder) if of_text.is_dir() else PartWriter(folder, about["vocabulary"])
     with closing(writer):
         for files, told in _in_order(parts):
             writer.append(files, told)
@@ -115,13 +117,15 @@ def _opened(folder: Path) -> ShardFolder:
     try:
         meta = read_meta(folder)
         content = {name: value for name, value in meta.items() if name not in ("digest", "files", "sum")}
-        stores = [(store["folder"], f"{store['folder'].partition('/')[0]}/{key_of(store['key'])}") for store in meta["stores"]]
+        stores = [(made["folder"], f"{made['folder'].partition('/')[0]}/{key_of(made['key'])}") for made in meta["stores"]]
         whole = meta["digest"] == key_of(content) and all(
             name == expected and re.match("(examples|tokens)/", name) for name, expected in stores)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
         raise _damaged(folder, META)
+    if any(made["key"].get("format") != FORMATS[made["folder"].partition("/")[0]] for made in meta["stores"]):
+        raise WrongUse(f"{folder} was prepared by another version of Powertrain; prepare that shard again")
     return ShardFolder(folder, meta)
 
 
@@ -178,7 +182,7 @@ def _difference(shard: ShardFolder, first: ShardFolder) -> str:
 
 def _content(key: Mapping[str, Any]) -> Any:
     """Return the digest of the content in the key of a store."""
-    return key.get("documents") or key["rows"]["digest"]
+    return key["texts"] if "texts" in key else key["rows"]["digest"]
 
 
 def _sources(recipe: Mapping[str, Any]) -> list[str]:

@@ -127,7 +127,10 @@ def line_cuts(pieces: Iterable[str], span_chars: int) -> Iterator[int]:
 
 def runs_of(documents: Iterable[Document], split: Split) -> Iterator[Piece]:
     """Yield all text in pieces, as the documents give them. Raises WrongUse if a document has changed since it was measured."""
+    number = -1
     for number, document in enumerate(documents):
+        if number == len(split.characters):
+            raise changed(document.origin)
         runs, position, stop = iter(split.runs(number)), 0, 0
         for piece in document.pieces():
             start = 0
@@ -136,15 +139,17 @@ def runs_of(documents: Iterable[Document], split: Split) -> Iterator[Piece]:
                     validates, _, stop = next(runs, (False, 0, 0))
                 text = piece[start:start + stop - position]
                 if not text:
-                    raise _changed(document)
+                    raise changed(document.origin)
                 start, position = start + len(text), position + len(text)
                 yield validates, text, position == stop
         if position != split.characters[number]:
-            raise _changed(document)
+            raise changed(document.origin)
+    if number + 1 < len(split.characters):
+        raise changed("the text")
 
 
-def _changed(document: Document) -> WrongUse:
-    return WrongUse(f"{document.origin} changed while it was read; start again when nothing writes to it")
+def changed(what: str) -> WrongUse:
+    return WrongUse(f"{what} changed while it was read; start again when nothing writes to it")
 
 
 def whole_pieces(runs: Iterable[Piece], cut: Callable[[str], Sequence[str]]) -> Iterator[Piece]:

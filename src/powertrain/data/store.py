@@ -27,7 +27,7 @@ from powertrain.data.documents import Measured, Texts, in_batches
 from powertrain.data.publishing import is_whole, key_of, mapped, publish, read_meta
 from powertrain.data.shards import Piece as EncodedPiece
 from powertrain.data.shards import PieceWriter, Shard, ShardedStore, publish_shard
-from powertrain.data.splitting import Piece, Split, runs_of, split_documents, whole_pieces
+from powertrain.data.splitting import Piece, Split, changed, runs_of, split_documents, whole_pieces
 from powertrain.data.tokenizers import Tokenizer
 from powertrain.recipe.schema import DataRecipe
 from powertrain.records import WrongUse
@@ -67,7 +67,7 @@ def open_store(data: DataRecipe, *, seed: int, cache: Path) -> TokenStore:
     folder = cache / _folder_of(key)
     if not is_whole(folder):
         made = _made(data, seed, texts)
-        publish(folder, lambda building: _build(building, made))
+        publish(folder, lambda building: _build(building, made, key))
     meta = read_meta(folder)
     dtype = tokenizers.token_dtype(meta["vocabulary"])
     return TokenStore(
@@ -90,7 +90,7 @@ def shard_text(data: DataRecipe, shard: Shard, *, seed: int, cache: Path) -> Pat
         for batch in shard.own(_batches(made)):
             writer.append(*_encoded(batch, made))
         made.tokenizer.save(writer.folder / "tokenizer")
-        return {"meta": _about(made)}
+        return {"meta": _about(made, key)}
 
     store = ShardedStore(_folder_of(key), key, SIDES, write)
     return publish_shard([store], shard, {**data.model_dump(mode="json"), "seed": seed}, cache)
@@ -151,22 +151,27 @@ def _made(data: DataRecipe, seed: int, texts: Texts) -> Made:
         data.tokenizer, learned, data.vocabulary, several=measured.several))
 
 
-def _build(folder: Path, made: Made) -> dict[str, Any]:
+def _build(folder: Path, made: Made, key: Mapping[str, Any]) -> dict[str, Any]:
     """Write all but meta.json into `folder`, and return its content."""
     with closing(TokenWriter(folder)) as writer:
         for batch in _batches(made):
             writer.append(*_encoded(batch, made))
     made.tokenizer.save(folder / "tokenizer")
-    return writer.meta(_about(made))
+    return writer.meta(_about(made, key))
 
 
-def _about(made: Made) -> dict[str, Any]:
-    """Return what is known of a store before its tokens: the beginning of its meta.json."""
+def _about(made: Made, key: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a store besides its tokens: the beginning of its meta.json.
+
+    Raises WrongUse if the text has changed since its key was made.
+    """
     packer, validation_bytes, gzip_bytes = zlib.compressobj(9, wbits=GZIP), 0, 0
     for validates, text, _ in runs_of(made.texts, made.split):
         if validates:
             content = text.encode()
             validation_bytes, gzip_bytes = validation_bytes + len(content), gzip_bytes + len(packer.compress(content))
+    if made.texts.fingerprint() != key["texts"]:
+        raise changed(made.texts.source)
     return {
         "vocabulary": made.tokenizer.vocabulary,
         "digest": made.measured.digest,

@@ -6,10 +6,9 @@ seconds have passed, and the clock is set by the other events. What lies between
 """
 
 import bisect
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeGuard, TypeVar
@@ -28,6 +27,7 @@ _EVENT_PARTS: Mapping[type[Event], str] = {Evaluated: "evaluation", Sample: "sam
 WARM_SHARE = 0.8             # of the median speed: warm-up lasts until the speed first reaches this ...
 MOST_WARM_UP = 0.25          # ... and for a quarter of a session's steps at most
 RISEN_SHARE = 0.005          # of the lowest held-out loss: so far above it the last one has risen
+BITS = 1074                  # behind the point, in the smallest float
 FALLING_SHARE = 0.02         # of the last held-out loss: by so much the last two differ where it was still falling
 
 
@@ -245,25 +245,41 @@ def quantile(found: Sequence[float], share: float) -> float:
 
 def rolling_mean(found: Sequence[float | None], steps: int) -> list[float | None]:
     """Return the mean of the finite values around each, so many together, fewer at the ends; a gap stays a gap."""
-    sums = list(itertools.accumulate((value if is_finite(value) else 0.0 for value in found), initial=0.0))
-    counts = list(itertools.accumulate(map(is_finite, found), initial=0))
-    around = [(max(0, place - steps // 2), min(len(found), place + steps // 2 + 1)) for place in range(len(found))]
-    return [(sums[until] - sums[first]) / (counts[until] - counts[first]) if is_finite(value) else None
-            for value, (first, until) in zip(found, around, strict=True)]
+    total, known, means = 0, 0, list[float | None]()
+    for place, comes, goes in _moving(found, steps):
+        if is_finite(comes):
+            total, known = total + _exact(comes), known + 1
+        if is_finite(goes):
+            total, known = total - _exact(goes), known - 1
+        if place >= 0:
+            means.append(total / (known << BITS) if is_finite(found[place]) else None)
+    return means
 
 
 def rolling_median(found: Sequence[float | None], steps: int) -> list[float | None]:
     """Return the median of the same values."""
     near, medians = list[float](), list[float | None]()
-    for place in range(-(steps // 2), len(found)):
-        comes, goes = place + steps // 2, place - steps // 2 - 1
-        if comes < len(found) and is_finite(value := found[comes]):
-            bisect.insort(near, value)
-        if goes >= 0 and is_finite(value := found[goes]):
-            del near[bisect.bisect_left(near, value)]
+    for place, comes, goes in _moving(found, steps):
+        if is_finite(comes):
+            bisect.insort(near, comes)
+        if is_finite(goes):
+            del near[bisect.bisect_left(near, goes)]
         if place >= 0:
             medians.append((near[(len(near) - 1) // 2] + near[len(near) // 2]) / 2 if is_finite(found[place]) else None)
     return medians
+
+
+def _moving(found: Sequence[float | None], steps: int) -> Iterator[tuple[int, float | None, float | None]]:
+    """Yield the places of a moving window's middle, the first ones below 0, with the value that comes in and that goes out."""
+    for place in range(-(steps // 2), len(found)):
+        comes, goes = place + steps // 2, place - steps // 2 - 1
+        yield place, found[comes] if comes < len(found) else None, found[goes] if goes >= 0 else None
+
+
+def _exact(value: float) -> int:
+    """Return a number times 2**BITS, of which no bit is lost: a spike that has left a sum leaves no trace in it."""
+    over, under = value.as_integer_ratio()
+    return (over << BITS) // under
 
 
 def bins(count: int, most: int) -> list[tuple[int, int]]:

@@ -132,7 +132,7 @@ def _digest(tokenizer: str, parts: Sequence[Part]) -> str:
 def _shares_said(sources: Sequence[str], trains: Sequence[Numbers], lengths: npt.NDArray[np.int64], training: Numbers) -> str:
     """Return the sentence that states the tokens of an epoch by source."""
     times = np.bincount(training, minlength=len(lengths))
-    total = int(lengths[training].sum())
+    total = max(1, int(lengths[training].sum()))
     said = []
     for source, examples in zip(sources, trains, strict=True):
         tokens, whole = int((times * lengths)[examples].sum()), int(lengths[examples].sum())
