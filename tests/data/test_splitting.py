@@ -236,3 +236,10 @@ def test_a_text_too_short_to_split_is_refused(kind, side):
 def test_what_is_no_share_is_refused(share):
     with pytest.raises(WrongUse, match=f"data.validation_share={share:g} is not a share"):
         split_documents(documents("abc"), share, "tail", 42)
+
+
+def test_a_text_that_is_gone_before_it_is_cut_is_refused():
+    texts = Given(documents(LINES))
+    measured = texts.measured()
+    with pytest.raises(WrongUse, match="the text changed while it was read"):
+        split_measured(Given([]), measured, 0.1, "seeded", 42)

@@ -89,6 +89,8 @@ def _seeded(documents: Iterable[Document], measured: Measured, characters: Numbe
             end = int(characters[number])
             cuts = [cut for cut in line_cuts(document.pieces(), span_chars) if cut < end]
             spans += [(int(texts[number]), *span) for span in itertools.pairwise([0, *cuts, end])]
+    if not spans:
+        raise changed("the text")
     weights = [(stop - start) * int(copies[text]) for text, start, stop in spans]
     held = set(draw_share(weights, share, seed))
     runs: dict[int, list[Run]] = {}

@@ -223,9 +223,8 @@ Tokenizer = tables.CharTokenizer | tables.ByteTokenizer | BytePairTokenizer | Fo
 def refuse_long(text: str) -> str:
     """Return the text. Raises WrongUse for one that is too long to be encoded as one piece."""
     if len(text) > LONGEST_PIECE_CHARS:
-        raise WrongUse(f"a text has more than {LONGEST_PIECE_CHARS:,} characters without a place to cut it, which is the most "
-                       f"that is tokenised at once; break it into lines or documents, or use "
-                       "data.tokenizer=char or byte")
+        raise WrongUse(f"a text has more than {LONGEST_PIECE_CHARS:,} characters without a place to cut it, and no more than "
+                       "that are tokenised at once; break it into lines or documents, or use data.tokenizer=char or byte")
     return text
 
 

@@ -164,7 +164,7 @@ def _catch_up(part: Part) -> None:
         part.early = part.ranks.agree(ending.early_stop(recipe, state.evaluations, part.prepared.total_steps))
         if missed and part.early is not None:
             part.emit(part.early)
-    if part.is_last and not takes_best and not _was_evaluated_at_last(part):
+    if part.is_last and not takes_best and len(part.prepared.material.held_out) and not _was_evaluated_at_last(part):
         _evaluate(part, final=True)
 
 
@@ -193,7 +193,7 @@ def _evaluate(part: Part, *, final: bool = False) -> None:
         return
     examples, began_s = spread(material.held_out, None if final else recipe.max_eval_samples), time.monotonic()
 
-    def go_on() -> None:
+    def stop_where_asked() -> None:
         """Leave an evaluation of all held-out text where a signal asks the run to stop, unless it has just begun."""
         asked = part.interrupt.requested if time.monotonic() - began_s > SHORT_S else None
         if final and (agreed := part.ranks.first(asked)) is not None:
@@ -203,7 +203,7 @@ def _evaluate(part: Part, *, final: bool = False) -> None:
     while True:
         try:
             with part.state.optimizer.averaged():
-                found = evaluate(part.setup, examples, tokens_per_byte=material.tokens_per_byte, before_batch=go_on)
+                found = evaluate(part.setup, examples, tokens_per_byte=material.tokens_per_byte, before_batch=stop_where_asked)
             break
         except _AskedToStop:
             return
