@@ -11,6 +11,7 @@ from program_cases import PROGRAM_CASES, SHARDED
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.subject import Circumstances
+from powertrain.records import Software
 
 BY_NAME = {rule.name: rule for rule in RULES}
 
@@ -32,6 +33,39 @@ def test_a_rule_fires_where_its_cause_is(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PROGRAM_CASES)
 def test_a_rule_is_silent_in_its_near_miss(name: str, tmp_path: Path) -> None:
     assert found(name, PROGRAM_CASES[name][1], tmp_path) == []
+
+
+OF_A_HUB = (HEAD + "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+            "model = AutoModelForCausalLM.from_pretrained('{name}'{dtype})\n"
+            "Trainer(model, TrainingArguments('out', {half}=True), train_dataset=rows).train()\n")
+RELEASES = {release: Circumstances(software=Software({"transformers": release}, {})) for release in ("4.57.0", "5.23.0")}
+
+
+@pytest.mark.parametrize(("release", "name", "dtype", "half", "says"), [
+    ("5.23.0", "Qwen/Qwen2.5-0.5B", "", "fp16", ["fp16_weights_unscaled", "half_weights_trained"]),
+    ("5.23.0", "Qwen/Qwen2.5-0.5B", "", "bf16", ["half_weights_trained"]),
+    ("5.23.0", "facebook/opt-125m", ", dtype='auto'", "fp16", ["fp16_weights_unscaled", "half_weights_trained"]),
+    ("5.23.0", "Qwen/Qwen2.5-0.5B", ", dtype=torch.float32", "fp16", []),
+    ("5.23.0", "gpt2", "", "fp16", []),
+    ("4.57.0", "Qwen/Qwen2.5-0.5B", "", "fp16", []),
+])
+def test_weights_keep_the_dtype_of_their_checkpoint_since_transformers_5(
+        release: str, name: str, dtype: str, half: str, says: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OF_A_HUB.format(name=name, dtype=dtype, half=half), encoding="utf-8")
+    subject = read_script(path)
+    asked = ("fp16_weights_unscaled", "half_weights_trained")
+    assert [each for each in asked if list(BY_NAME[each].find(subject, RELEASES[release]))] == says
+
+
+WHERE_ASKED = (HEAD + "import sys\nfrom peft import LoraConfig, get_peft_model\nfrom trl import SFTConfig, SFTTrainer\n"
+               "config = None\nif len(sys.argv) > 1:\n    config = LoraConfig(r=8)\n{first}    model = get_peft_model(model, config)\n"
+               "SFTTrainer(model=model, args=SFTConfig('out'), peft_config=config, train_dataset=rows).train()\n")
+
+
+def test_adapters_that_are_asked_for_by_a_condition_are_added_twice_where_it_holds(tmp_path: Path) -> None:
+    assert found("adapters_twice", WHERE_ASKED.format(first=""), tmp_path)
+    assert not found("adapters_twice", WHERE_ASKED.format(first="if len(sys.argv) > 2:\n    config = None\n"), tmp_path)
 
 
 PREPARED = ("accelerator = Accelerator()\nmodel, optimizer = accelerator.prepare(model, optimizer)\n"

@@ -7,7 +7,7 @@ from powertrain.audit.rules.base import Findings, as_trained, at_most, code_rule
 from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import argument, every, is_backward, names_in
+from powertrain.audit.syntax import argument, every, hides_arguments, is_backward, last_name, names_in
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
 from powertrain.cost.precision import GPU_SINCE, bf16_gain, bf16_pays, fp16_pays, shown, unit_of
 from powertrain.cost.work import recomputed_flops, training_flops
@@ -31,6 +31,13 @@ OFFLOADS = ("deepspeed.zero_optimization.offload_optimizer.device", "deepspeed.z
             "accelerate.deepspeed_config.offload_optimizer_device", "accelerate.deepspeed_config.offload_param_device",
             "accelerate.fsdp_config.fsdp_offload_params", "fsdp.offload_params", "fsdp.cpu_offload")
 PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")     # accelerate's distributed types that shard nothing
+KEEPS_CHECKPOINTS_DTYPE = (5,)               # transformers: before, from_pretrained gave fp32 where no dtype was asked for
+# published checkpoints -> what their config.json says of the dtype
+CHECKPOINTS = {"bf16": ("meta-llama/Llama-3", "meta-llama/Meta-Llama-3", "mistralai/", "google/gemma", "Qwen/Qwen1.5",
+                        "Qwen/Qwen2", "Qwen/Qwen3", "HuggingFaceTB/SmolLM2", "TinyLlama/TinyLlama-1.1B-Chat",
+                        "microsoft/Phi-3", "microsoft/phi-4"),
+               "fp16": ("facebook/opt-", "EleutherAI/pythia", "bigscience/bloom", "meta-llama/Llama-2", "NousResearch/Llama-2",
+                        "huggyllama/llama", "microsoft/phi-2")}
 
 
 def asked_for(subject: Subject, key: str) -> str:
@@ -75,9 +82,24 @@ def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
 
 @rule
 def fp16_weights_unscaled(subject: Subject, where: Circumstances) -> Findings:
-    """All weights are fp16 and trained under a gradient scaler, which refuses fp16 gradients."""
-    if (subject.weights_dtype, subject.products_dtype) == ("fp16", "fp16") and subject.method == "full":
-        yield found("critical", "model.dtype", subject.settings.get(FP16))
+    """All weights are half precision and trained under a gradient scaler, which refuses their gradients."""
+    dtype, key = loaded_dtype(subject, where)
+    trained = subject.method == "full" and not where.on_cpu
+    if trained and dtype in ("fp16", "bf16") and subject.products_dtype == "fp16":
+        yield found("critical", key, subject.settings.get(FP16), type=dtype, case="" if key == "model.dtype" else "checkpoint")
+
+
+def loaded_dtype(subject: Subject, where: Circumstances) -> tuple[str | None, str]:
+    """Return the dtype that a model's weights are loaded in and the key that says it; None where that is not known."""
+    key, path, script = "model.dtype", subject.value("model.path"), subject.script
+    made = script.sections.get("model") if script is not None else None
+    if script is None or made is None or subject.value(key) not in (None, "auto") or subject.is_unread(key):
+        return subject.weights_dtype, key
+    loads = last_name(made.func) == "from_pretrained" and script.name(made.func).startswith("transformers.")
+    kept = loads and not hides_arguments(made) and (where.version("transformers") or (0,)) >= KEEPS_CHECKPOINTS_DTYPE
+    if not kept or not isinstance(path, str) or script.says("float32", ".float()", "deepspeed"):
+        return None, key
+    return next((dtype for dtype, names in CHECKPOINTS.items() if path.startswith(names)), None), "model.path"
 
 
 @code_rule_once
@@ -124,12 +146,12 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     """All weights are trained in bf16 or fp16, which rounds small updates away."""
-    dtype = subject.weights_dtype
+    dtype, key = loaded_dtype(subject, where)
     adapted = subject.script is not None and subject.script.has_call("peft.get_peft_model", "peft.PeftModel.from_pretrained")
     if dtype in ("bf16", "fp16") and subject.method == "full" and not adapted:
         rate = subject.number("training.learning_rate") or None
-        yield found("moderate", "model.dtype", type=dtype, rate=rate if dtype == "bf16" else None,
-                    weight=rate * 512 if rate else None)
+        yield found("moderate", key, type=dtype, rate=rate if dtype == "bf16" else None, weight=rate * 512 if rate else None,
+                    kept=key == "model.path")
 
 
 @code_rule_once

@@ -189,12 +189,14 @@ def adapters_twice(script: Script, subject: Subject, where: Circumstances) -> Fi
     if trainer is None or not script.name(trainer).startswith("trl."):
         return
     model, config = argument(trainer, "model", 0), argument(trainer, "peft_config")
-    if model is None or config is None:
+    if model is None or config is None or is_constant(config, None):
         return
-    wrapping = next((value for value in script.assigned(model) if isinstance(value, ast.Call)
-                     and last_name(value.func) == "get_peft_model" and not script.conditions(value)), None)
-    if wrapping is not None and not is_constant(config, None):
-        yield found("critical", config, wrapping)
+    given = [value for value in script.assigned(config) if not is_constant(value, None)]
+    for value in script.assigned(model):
+        if isinstance(value, ast.Call) and last_name(value.func) == "get_peft_model":
+            around = script.conditions(value)
+            if not around or (given and all(script.conditions(each)[:1] == around[:1] for each in given)):
+                yield found("critical", config, value, only=f"{script.words(around[0].test)} holds" if around else "")
 
 
 @code_rule
