@@ -73,12 +73,6 @@ TARGETED = ("from transformers import T5ForConditionalGeneration\n"
             + "read = tokenizer(text, padding='max_length')\n"
             "target_ids = read['input_ids']\n{mask}batches = [(ids, target_ids)]\n")
 
-QUANTISED = ("from peft import LoraConfig\nfrom transformers import AutoModelForCausalLM, BitsAndBytesConfig\n"
-             "from trl import SFTConfig, SFTTrainer\nmodel = AutoModelForCausalLM.from_pretrained(\n"
-             "    'gpt2', quantization_config=BitsAndBytesConfig(load_in_4bit=True))\n"
-             "args = SFTConfig('out', {half}=True)\n"
-             "SFTTrainer(model=model, args=args, train_dataset=rows, peft_config=LoraConfig(r=8)).train()\n")
-
 PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "undefined_names": (loop(*PLAIN, "size = wanted_size", before="data = []\n"),
                         loop(*PLAIN, "size = wanted_size", before="data, wanted_size = [], 4\n")),
@@ -107,7 +101,6 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "loss_of_an_older_trainer": (HEAD + HF + ARGUMENTS + OWN_LOSS.format(more="") + "Weighted(model, args).train()\n",
                                  HEAD + HF + ARGUMENTS + OWN_LOSS.format(more=", **kwargs")
                                  + "Weighted(model, args).train()\n"),
-    "adapters_of_other_half": (HEAD + QUANTISED.format(half="fp16"), HEAD + QUANTISED.format(half="bf16")),
     "adapters_twice": (HEAD + TUNED + SFT, HEAD + LORA + HF + SFT),
     "evaluation_on_training_data": (
         HEAD + HF + ARGUMENTS + "Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows).train()\n",

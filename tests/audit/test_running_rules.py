@@ -122,6 +122,22 @@ def test_the_arguments_of_the_command_line_have_their_attributes(name: str, fire
 
 
 @pytest.mark.parametrize(("lines", "fires"), [
+    ("def told(asked: ModelConfig):\n    return asked.torch_dtype\ntold(given)\n", True),
+    ("def told(asked: ModelConfig):\n    return asked.dtype\ntold(given)\n", False),
+    ("def told(asked: ModelConfig):\n    asked = other(asked)\n    return asked.torch_dtype\ntold(given)\n", False),
+    ("def told(asked: Model):\n    return asked.torch_dtype\ntold(given)\n", False)])
+def test_settings_that_a_function_says_it_takes_have_their_attributes(lines: str, fires: bool, tmp_path: Path) -> None:
+    text = HEAD + "from trl import ModelConfig\n" + lines + ARGUMENTS
+    assert bool(said("attributes_missing", text, tmp_path)) == fires
+
+
+def test_fp16_wherever_there_is_a_gpu_is_fp16(tmp_path: Path) -> None:
+    text = RUNNING_CASES["scaler_refuses_bf16"][0]
+    assert said("scaler_refuses_bf16", text.replace("fp16=True", "fp16=torch.cuda.is_available()"), tmp_path)
+    assert not said("scaler_refuses_bf16", text.replace("fp16=True", "fp16=not torch.cuda.is_bf16_supported()"), tmp_path)
+
+
+@pytest.mark.parametrize(("lines", "fires"), [
     ("def rows(tokenizer):\n    return tokenizer.batch_encode_plus(['x'])\nrows(None)\n", True),
     ("def rows(tokenizer):\n    return tokenizer(['x'])\nrows(None)\n", False),
     ("class Tokenizer:\n    pass\ndef rows(tokenizer):\n    return tokenizer.batch_encode_plus(['x'])\nrows(None)\n", False)])

@@ -124,7 +124,9 @@ def _above(script: Script, own: ast.ClassDef, where: Circumstances) -> Defined |
 
 
 def object_of(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
-    """Return the library's class of the object that a variable holds, as far as it has been made in one way only."""
+    """Return the library's class of the object that a variable holds, if all that makes it, or its annotation, says the same."""
+    if isinstance(node, ast.Name) and (annotated := _annotated(script, node, where)) is not None:
+        return annotated
     made = script.kinds.get(node.id, frozenset()) if isinstance(node, ast.Name) else frozenset()
     if len(made) != 1 or not isinstance(node, ast.Name):
         return None
@@ -141,6 +143,17 @@ def object_of(script: Script, node: ast.AST, where: Circumstances) -> Defined | 
     module, _, last = kind.rpartition(".")
     library = module.partition(".")[0]
     return defined(module, last) if library in LIBRARIES - {"torch"} and in_force(library, where) else None
+
+
+def _annotated(script: Script, name: ast.Name, where: Circumstances) -> Defined | None:
+    """Return the library's class of settings that the function around says an argument of it is."""
+    function = script.function(name)
+    given = [item for item in every(ast.arg, function.args) if item.arg == name.id] if function is not None else []
+    said = given[0].annotation if given else None
+    bound = function is not None and any(node.id == name.id and isinstance(node.ctx, ast.Store)
+                                         for node in every(ast.Name, function))
+    settings = said is not None and last_name(said).endswith(("Config", "Arguments")) and not bound
+    return of_library(script, said, where) if said is not None and settings else None
 
 
 def is_handed_on(script: Script, given: ast.arg) -> bool:

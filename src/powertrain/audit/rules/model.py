@@ -1,15 +1,12 @@
 """Rules on the model: LoRA adapters, quantised weights below them, attention kernels and torch.compile."""
 
-import ast
 import math
 
-from powertrain.audit.edits import removed, renamed, set_to
+from powertrain.audit.edits import removed, set_to
 from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, found, room, rule
-from powertrain.audit.rules.memory import FP16
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject, dtype_named
-from powertrain.audit.syntax import argument
 from powertrain.cost.precision import shown
 from powertrain.records.findings import NO_SPEED
 from powertrain.shapes import FOUR_BIT_BYTES, FP32, QUANTISED_BLOCK
@@ -100,10 +97,11 @@ def scaler_refuses_bf16(subject: Subject, where: Circumstances) -> Findings:
     key = next((key for key in BITS if subject.on(key)), None)
     adapts = subject.script is not None and subject.script.says("peft_config", "get_peft_model", "PeftModel")
     of_trl = subject.trainer.startswith("trl.") and in_force("trl", where)
-    fp16 = subject.settings.get("training.fp16")
-    asked = fp16 is not None and fp16.name == "fp16" and subject.on("training.fp16")
+    fp16 = {**subject.settings, **subject.unread}.get("training.fp16")
+    asked = fp16 is not None and fp16.name == "fp16" and (
+        subject.on("training.fp16") or fp16.spelled.endswith("torch.cuda.is_available()"))
     if key is not None and adapts and of_trl and asked:
-        yield found("critical", "training.fp16", key, edits=set_to(subject, "training.fp16", False))
+        yield found("critical", fp16, key, edits=set_to(subject, "training.fp16", False))
 
 
 @rule
@@ -121,17 +119,6 @@ def compile_quantised(subject: Subject, where: Circumstances) -> Findings:
         raises = subject.script is not None and "torch.compile" in subject.script.trained
         yield found("critical" if raises else "moderate", subject.compiles, bits, case="raises" if raises else "",
                     edits=set_to(subject, "training.torch_compile", False))
-
-
-@code_rule
-def adapters_of_other_half(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """TRL makes the adapters of a quantised model bf16, and fp16's gradient scaler refuses their gradients."""
-    made = script.sections.get("training")
-    fp16 = argument(made, "fp16") if made is not None else None
-    asked = fp16 is not None and ast.unparse(fp16) in ("True", "torch.cuda.is_available()")
-    quantised = any(subject.is_on(key) for key in BITS)
-    if asked and quantised and subject.has_adapters and subject.trainer.startswith("trl.") and not script.says("unsloth"):
-        yield found("critical", fp16, next(key for key in BITS if subject.is_on(key)), edits=renamed(subject, FP16, "bf16"))
 
 
 @rule

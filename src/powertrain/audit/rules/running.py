@@ -336,11 +336,10 @@ def _members(script: Script, kind: ast.ClassDef, where: Circumstances) -> frozen
 
 def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumstances) -> bool:
     """Return whether an object of a library is asked for what its class, in the release in force, does not have."""
-    made = script.kinds.get(owner.id, frozenset())
     kind = object_of(script, owner, where)
     if kind is None:
         return False
-    if next(iter(made)).endswith(TOKENIZERS):
+    if any(made.endswith(TOKENIZERS) for made in script.kinds.get(owner.id, ())):
         remote = script.says("trust_remote_code", "add_tokens_method")
         return not remote and root("transformers") is not None and not gives("transformers", "tokenization_*.py", name) \
             and not gives("transformers", "models/*/tokenization_*.py", name)
