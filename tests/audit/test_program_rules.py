@@ -47,6 +47,8 @@ RELEASES = {release: Circumstances(software=Software({"transformers": release}, 
     ("5.23.0", "facebook/opt-125m", ", dtype='auto'", "fp16", ["fp16_weights_unscaled", "half_weights_trained"]),
     ("5.23.0", "Qwen/Qwen2.5-0.5B", ", dtype=torch.float32", "fp16", []),
     ("5.23.0", "gpt2", "", "fp16", []),
+    ("5.23.0", "gpt2", ", dtype=torch.bfloat16", "bf16", ["half_weights_trained"]),
+    ("5.23.0", "gpt2", ", dtype=torch.bfloat16", "deepspeed='zero.json', bf16", []),
     ("4.57.0", "Qwen/Qwen2.5-0.5B", "", "fp16", []),
 ])
 def test_weights_keep_the_dtype_of_their_checkpoint_since_transformers_5(

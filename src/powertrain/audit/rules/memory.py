@@ -147,8 +147,10 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
 def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     """All weights are trained in bf16 or fp16, which rounds small updates away."""
     dtype, key = loaded_dtype(subject, where)
-    adapted = subject.script is not None and subject.script.has_call("peft.get_peft_model", "peft.PeftModel.from_pretrained")
-    if dtype in ("bf16", "fp16") and subject.method == "full" and not adapted:
+    script = subject.script
+    adapted = script is not None and script.has_call("peft.get_peft_model", "peft.PeftModel.from_pretrained")
+    kept_wide = subject.on("training.deepspeed") or (script is not None and script.says("deepspeed"))    # its own fp32 weights
+    if dtype in ("bf16", "fp16") and subject.method == "full" and not adapted and not kept_wide:
         rate = subject.number("training.learning_rate") or None
         yield found("moderate", key, type=dtype, rate=rate if dtype == "bf16" else None, weight=rate * 512 if rate else None,
                     kept=key == "model.path")
