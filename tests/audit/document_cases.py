@@ -39,7 +39,7 @@ EXPECTED = (
     # one checkpoint. It does not pack.
     Expected("lora_trainer_000.py", TURING, {
         "bf16_without_hardware": "critical", "flash_attention_unfit": "critical", "offload_that_is_none": "critical",
-        "removed_names": "critical", "adapter_never_saved": "moderate",
+        "removed_names": "critical", "adapter_never_saved": "low",
         "compile_changing_lengths": "moderate", "cache_emptied_in_loop": "low",
         "columns_kept": "low", "sharding_one_device": "low", "lora_dropout_cost": "low", "one_checkpoint_kept": "low",
         "packing_off": "low"}, frozenset({"good_batch"})),
@@ -61,7 +61,7 @@ EXPECTED = (
     # weights without adapters, and examples without labels. 4-bit weights as FP4, multiplied in fp32, scales not quantised. F3
     Expected("preprocess_001.py", ADA, {
         "compile_quantised": "critical", "quantised_without_adapters": "critical", "labels_missing": "critical",
-        "four_bit_compute_type": "moderate",
+        "four_bit_compute_type": "low",
         "four_bit_type": "low", "double_quantisation_off": "low", "tokenizers_parallelism": "low", "tf32_without_effect": "low",
         "workers_start_each_epoch": "low"}, frozenset({"good_precision", "good_batch"})),
     # 1.2, found in the source: device_map="auto" split the model over two GPUs, which the document did not see. F29 does

@@ -85,10 +85,6 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
                         loop("loss = model(batch)[:, 1:].reshape(-1).mean()", *PLAIN[1:])),
     "module_hidden": (HEAD + "import evaluate\n" + HIDING.format(name="evaluate"),
                       HEAD + "import evaluate\n" + HIDING.format(name="score")),
-    "autocast_of_a_place": (
-        loop("with torch.autocast(device_type=place, dtype=torch.bfloat16):", f"    {PLAIN[0]}", *PLAIN[1:],
-             before="import os\nplace = f\"cuda:{os.environ['LOCAL_RANK']}\"\n"),
-        loop("with torch.autocast(device_type='cuda', dtype=torch.bfloat16):", f"    {PLAIN[0]}", *PLAIN[1:])),
     "reports_to_none": (HEAD + HF + "args = TrainingArguments('out', report_to=None)\nTrainer(model, args).train()\n",
                         HEAD + HF + "args = TrainingArguments('out', report_to='none')\nTrainer(model, args).train()\n"),
     "missing_arguments": (loop("loss = one(batch)", *PLAIN[1:],

@@ -14,19 +14,23 @@ from network_cases import NETWORK_CASES
 from program_cases import PROGRAM_CASES
 from running_cases import RUNNING_CASES
 from setting_cases import SETTING_CASES
+from trl_cases import TRL_CASES
 
 from powertrain.audit.rules import RULES
 from powertrain.audit.rules.base import wording
 
 AT_LEAST = 40
-OF_A_PROJECT = ("names_not_in_module", "names_not_of_module")       # of two files: test_projects.py, test_running_rules.py
+# of several files: test_projects.py, test_running_rules.py, test_trl_rules.py
+OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused", "config_refused",
+                "template_of_other_model", "data_given_twice", "placeholder_left", "components_moved", "evaluation_never",
+                "format_gone")
 KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases", "rests_on",
         "gives_way_to"}
 
 
 def test_every_rule_has_a_firing_case_and_a_near_miss() -> None:
     assert sorted(rule.name for rule in RULES) == sorted([
-        *CASES, *SETTING_CASES, *PROGRAM_CASES, *RUNNING_CASES, *NETWORK_CASES, *OF_A_PROJECT])
+        *CASES, *SETTING_CASES, *PROGRAM_CASES, *RUNNING_CASES, *NETWORK_CASES, *TRL_CASES, *OF_A_PROJECT])
 
 
 def test_there_are_at_least_forty_rules() -> None:

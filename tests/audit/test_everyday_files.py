@@ -26,8 +26,8 @@ EXPECTED: dict[str, dict[str, str]] = {
     "qlora_sft.py": {"removed_names": "moderate", "device_map_in_processes": "critical",
                      "adapters_with_spilled_optimizer": "low", "double_quantisation_off": "low",
                      "lora_dropout_cost": "low", "lora_on_attention_only": "low", "lora_scaling": "low",
-                     "remote_code_unpinned": "moderate", "warmup_without_effect": "moderate"},
-    "accelerate_loop.py": {"checkpoint_cannot_resume": "moderate", "documents_concatenated": "low",
+                     "remote_code_unpinned": "low", "warmup_without_effect": "moderate"},
+    "accelerate_loop.py": {"checkpoint_cannot_resume": "moderate", "documents_concatenated": "low", "owner_missing": "moderate",
                            "optimizer_not_fused": "low"},
     "nano_train.py": {"modules_missing": "critical", "compiled_names_saved": "low",
                       "logging_each_step": "low", "pickle_loaded": "low"},
@@ -35,7 +35,7 @@ EXPECTED: dict[str, dict[str, str]] = {
                       "loop_in_fp32": "moderate",
                       "padding_trained": "critical", "optimizer_not_fused": "low", "tokenised_each_epoch": "low"},
     "axolotl.yml": {"adapters_with_spilled_optimizer": "low", "logging_each_step": "low", "lora_dropout_cost": "low"},
-    "llama_factory.yaml": {"remote_code_unpinned": "moderate", "micro_batch_small": "low", "workers_start_each_epoch": "low"},
+    "llama_factory.yaml": {"remote_code_unpinned": "low", "micro_batch_small": "low", "workers_start_each_epoch": "low"},
     "ds_z3.json": {},
 }
 

@@ -61,7 +61,8 @@ def test_weights_keep_the_dtype_of_their_checkpoint_since_transformers_5(
 
 
 WHERE_ASKED = (HEAD + "import sys\nfrom peft import LoraConfig, get_peft_model\nfrom trl import SFTConfig, SFTTrainer\n"
-               "config = None\nif len(sys.argv) > 1:\n    config = LoraConfig(r=8)\n{first}    model = get_peft_model(model, config)\n"
+               "config = None\nif len(sys.argv) > 1:\n    config = LoraConfig(r=8)\n{first}"
+               "    model = get_peft_model(model, config)\n"
                "SFTTrainer(model=model, args=SFTConfig('out'), peft_config=config, train_dataset=rows).train()\n")
 
 

@@ -145,14 +145,6 @@ def test_tokenizers_have_lost_methods(lines: str, fires: bool, tmp_path: Path) -
     assert bool(said("attributes_missing", HEAD + lines + ARGUMENTS, tmp_path)) == fires
 
 
-@pytest.mark.parametrize(("key", "fires"), [("warmup_ratio: 0.1", True), ("overwrite_output_dir: true", False)])
-def test_a_config_of_llama_factory_has_the_arguments_of_transformers(key: str, fires: bool, tmp_path: Path) -> None:
-    path = tmp_path / "sft.yaml"
-    path.write_text(f"model_name_or_path: x\nstage: sft\nfinetuning_type: lora\ntemplate: llama3\ncutoff_len: 512\n{key}\n")
-    assert bool(list(BY_NAME["removed_names"].find(read_subject(path), WITH_RELEASES))) == fires
-    assert not list(BY_NAME["removed_names"].find(read_subject(path), Circumstances()))
-
-
 def test_a_module_that_the_project_has_is_not_missing(tmp_path: Path) -> None:
     text = "from utils.prompter import Prompter\n" + HEAD + ARGUMENTS
     (tmp_path / "utils").mkdir()

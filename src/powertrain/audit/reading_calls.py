@@ -300,6 +300,8 @@ def _named(made: Made, key: str, *names: str) -> Iterator[Found]:
 
 def _autocast(made: Made, said: Any) -> Iterator[Found]:
     dtype = made.argument(1, "dtype")
+    if made.get("enabled") is False:
+        return
     if isinstance(dtype, Reference):
         yield f"training.{'bf16' if dtype.name.endswith('bfloat16') else 'fp16'}", said(True)
     elif isinstance(dtype, Unread):

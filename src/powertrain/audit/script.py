@@ -173,7 +173,9 @@ class Script:
     def nodes(self) -> tuple[ast.AST, ...]:
         """Return the syntax that a training run reaches, without docstrings: only this code is evidence."""
         texts = {node.value for node in every(ast.Expr, self.tree) if isinstance(node.value, ast.Constant)}
-        dead = {inner for statement in self.dead for inner in ast.walk(statement)}
+        never = [statement for node in every(ast.If, self.tree) if isinstance(node.test, ast.Constant) and not node.test.value
+                 for statement in node.body]
+        dead = {inner for statement in (*self.dead, *never) for inner in ast.walk(statement)}
         return tuple(node for node in ast.walk(self.tree) if node not in texts and node not in dead and self.is_reached(node))
 
     def every(self, kind: type[Node]) -> list[Node]:

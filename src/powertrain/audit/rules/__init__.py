@@ -18,9 +18,12 @@ from powertrain.audit.rules import (
     processes,
     program,
     running,
+    starting,
+    tools,
+    trl,
     values,
 )
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, own_code, network, learning, good)
+                 launching, values, own_code, network, learning, trl, starting, tools, good)

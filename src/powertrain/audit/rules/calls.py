@@ -7,7 +7,7 @@ from powertrain.audit.edits import with_text
 from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, required
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
-from powertrain.audit.rules.names import REMOVED, SINCE, is_guarded
+from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded
 from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
@@ -40,6 +40,8 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
     for call in run_nodes(script):
         if not isinstance(call, ast.Call) or not call.keywords or is_guarded(script, call):
             continue
+        if script.name(call).startswith("trl.") and script.says(*UNSLOTH):
+            continue                         # which puts its own versions in their place
         if script.name(call.func).endswith(SAID_OF_KEYS):
             said |= {id(item) for item in call.keywords if item.arg in REMOVED or item.arg in unknown}
         taken = parameters(_called(script, call, where))
@@ -124,7 +126,7 @@ def _above(script: Script, own: ast.ClassDef, where: Circumstances) -> Defined |
 
 
 def object_of(script: Script, node: ast.AST, where: Circumstances) -> Defined | None:
-    """Return the library's class of the object that a variable holds, if all that makes it, or its annotation, says the same."""
+    """Return the library's class of the object that a variable holds: all that makes it, or its annotation, says the same."""
     if isinstance(node, ast.Name) and (annotated := _annotated(script, node, where)) is not None:
         return annotated
     made = script.kinds.get(node.id, frozenset()) if isinstance(node, ast.Name) else frozenset()
@@ -190,7 +192,7 @@ def dtype_as_dotted_text(script: Script, subject: Subject, where: Circumstances)
 @code_rule_once
 def chat_template_gives_a_dictionary(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """apply_chat_template gives a dictionary where the code takes it for the tokens."""
-    if (where.version("transformers") or (0,)) < SINCE:
+    if (where.version("transformers") or (0,)) < SINCE or script.says(*UNSLOTH):         # whose generate takes both
         return
     for call in script.calls(".apply_chat_template"):
         asked = [argument(call, name) for name in ("return_dict", "return_assistant_tokens_mask")]

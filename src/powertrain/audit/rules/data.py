@@ -83,7 +83,8 @@ def padding_free_unbounded(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def padding_to_max_length(subject: Subject, where: Circumstances) -> Findings:
     """Every example is padded to the longest length that is allowed."""
-    if subject.value(PADDING) != "max_length" or subject.on(PACKING):
+    of_pairs = subject.framework == "axolotl" and subject.value("objective.name") is not None        # TRL pads these by batch
+    if subject.value(PADDING) != "max_length" or subject.on(PACKING) or of_pairs:
         return
     longest, data = subject.number(LONGEST), where.data
     share = 1 - data.block / longest if data and longest and data.kind != "blocks" and data.block < longest else None

@@ -273,11 +273,11 @@ def masked_collator(script: Script, subject: Subject, where: Circumstances) -> F
 @code_rule
 def labels_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A Trainer gets examples without labels, and no collator that makes them."""
-    trainer, pads = script.sections.get("trainer"), "DataCollatorWithPadding"
+    trainer, pads = script.sections.get("trainer"), ("DataCollatorWithPadding", "DataCollatorForSeq2Seq")
     if trainer is None or subject.framework != "transformers" or any(item.arg is None for item in trainer.keywords):
         return
     model, collator = argument(trainer, "model", 0), argument(trainer, "data_collator", 2)
-    makes_none = collator is None or script.is_made_by(collator, pads) or (
+    makes_none = collator is None or script.is_made_by(collator, *pads) or (
         isinstance(collator, ast.Call) and script.name(collator).endswith(pads))
     if model is not None and script.is_made_by(model, *CAUSAL) and makes_none and tokenises(script) and not script.says(
             "label", "compute_loss", "input_ids") and script.has_call(".map"):

@@ -36,8 +36,14 @@ def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Fi
         waits += [call for call in step.named("float") if call.each_pass and len(call.node.args) == 1
                   and "loss" in getattr(call.node.args[0], "id", "")]
         if waits:
-            yield found("low" if alone else "moderate", *(call.node for call in waits[:4]), call=script.words(waits[0].node),
+            seldom = alone or _has_many_passes(step, waits)
+            yield found("low" if seldom else "moderate", *(call.node for call in waits[:4]), call=script.words(waits[0].node),
                         edits=tuple(edit for call in waits for edit in _kept_on_device(script, call.node)), alone=alone)
+
+
+def _has_many_passes(step: Step, waits: list[StepCall]) -> bool:
+    """Return whether a step is of many passes in a loop of its own, and waits once for all of them."""
+    return bool(step.backward) and all(call.inner_loop for call in step.backward) and not any(call.inner_loop for call in waits)
 
 
 def _is_of_one_process(script: Script, call: StepCall) -> bool:
@@ -83,9 +89,10 @@ def _kept_on_device(script: Script, node: ast.Call) -> Edits:
 def synchronised_each_step(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop synchronises the device at every step, as for a measurement."""
     for step in step_code(script):
-        waits = [call.node for call in step.named("torch.cuda.synchronize", "torch.mps.synchronize") if call.each_pass]
+        waits = [call for call in step.named("torch.cuda.synchronize", "torch.mps.synchronize") if call.each_pass]
+        nodes = [call.node for call in waits]
         if waits:
-            yield found("moderate", *waits, edits=_taken_out(script, *waits))
+            yield found("low" if _has_many_passes(step, waits) else "moderate", *nodes, edits=_taken_out(script, *nodes))
 
 
 @code_rule
@@ -162,7 +169,8 @@ def _is_without_gradients(script: Script, loop: Loop) -> bool:
 @code_rule_once
 def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop calls model.eval() and never model.train(), so dropout stays off."""
-    if script.classes and not script.says("ropout", "BatchNorm", "from_pretrained"):     # a network without any
+    loads = any("okenizer" not in script.name(call) for call in script.calls(".from_pretrained"))
+    if script.classes and not loads and not script.says("ropout", "BatchNorm"):          # a network without any
         return
     for step in training_steps(script):
         for around in _around(script, step):

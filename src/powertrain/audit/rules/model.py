@@ -137,7 +137,7 @@ def four_bit_compute_type(subject: Subject, where: Circumstances) -> Findings:
     known = decided and not subject.is_unread(COMPUTE) and own is not None
     if known and subject.is_four_bit and rest in ("bf16", "fp16") and own != rest:
         type_ = "bfloat16" if rest == "bf16" else "float16"
-        yield found("moderate", COMPUTE, f"training.{rest}", edits=set_to(subject, COMPUTE, type_),
+        yield found("low" if own == "fp32" else "moderate", COMPUTE, f"training.{rest}", edits=set_to(subject, COMPUTE, type_),
                     case="" if own == "fp32" else "half", rest=rest, own=own, type=type_)
 
 

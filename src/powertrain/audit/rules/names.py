@@ -43,7 +43,9 @@ GONE: Mapping[str, str] = {
     "trl.trainer.utils.pad_to_length": "trl.experimental.utils",
 }
 
+UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 OF_UNSLOTH = ("tokenizer", "max_seq_length")          # which its trainers still take
+CONVERTED = ("warmup_ratio", "max_prompt_length", "evaluation_strategy")         # by its versions of TRL's arguments
 ASKING = ("version", "TYPE_CHECKING", "available")             # in tests that say which release is there
 
 
@@ -56,16 +58,17 @@ def since(where: Circumstances) -> Severity:
 @rule
 def removed_names(subject: Subject, where: Circumstances) -> Findings:
     """Arguments have names that the trainer no longer has."""
-    of_others = subject.framework == "llama-factory" and since(where) == "critical"
-    if subject.framework not in TRAINERS and not of_others:
+    if subject.framework not in TRAINERS:
         return
     script = subject.script
     everything = {**subject.settings, **subject.unread, **subject.unknown}
-    patched = OF_UNSLOTH if script is not None and script.says("FastLanguageModel", "FastModel") else ()
+    made = script.sections.get("training") if script is not None else None
+    of_trl = script is not None and made is not None and script.name(made).startswith("trl.")
+    patched = (*OF_UNSLOTH, *(CONVERTED if of_trl else ())) if script is not None and script.says(*UNSLOTH) else ()
     passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
               for item in script.sections[section].keywords if item.arg in REMOVED and item.arg not in patched]
     names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED
-             and name not in patched and not (of_others and name == "overwrite_output_dir")          # which it has itself
+             and name not in patched
              and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
     given = script.sections["trainer"].keywords if script is not None and subject.trainer == "trl.SFTTrainer" else []
     of_settings = {setting.place.line for setting, _ in names.values()}
@@ -109,7 +112,8 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
     keys = {key: setting for key, setting in subject.unknown.items() if key.rpartition(".")[2] not in said_elsewhere
             and f"${{{key}" not in texts and not (setting.value is None and subject.script is None and not strict)}
     if keys:
-        yield found("critical" if case == "raises" else "moderate", *keys.values(), case=case,
+        reads_others = subject.framework in ("axolotl", "torchtune")      # plugins and recipes may read keys of their own
+        yield found("critical" if case == "raises" else "low" if reads_others else "moderate", *keys.values(), case=case,
                     keys=", ".join(key.removeprefix("training.") for key in keys))
 
 
@@ -175,17 +179,6 @@ def wrong_arguments(script: Script, subject: Subject, where: Circumstances) -> F
         wrong = next((item for item in call.keywords if item.arg == "device_type"), None)
         if wrong is not None:
             yield found("critical", wrong)
-
-
-@code_rule_once
-def autocast_of_a_place(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """autocast gets the name of one device where it wants a kind of device."""
-    for call in script.calls("torch.autocast", "torch.amp.autocast"):
-        given = argument(call, "device_type", 0)
-        values = [given, *script.assigned(given)] if given is not None else []
-        if any(ast.unparse(value).strip("f'\"").startswith("cuda:") for value in values
-               if isinstance(value, ast.Constant | ast.JoinedStr)):
-            yield found("critical", call)
 
 
 @code_rule

@@ -5,10 +5,10 @@ import ast
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import PASS, TIMES
 from powertrain.audit.rules.labels import given_to, is_masked, starts_at_the_second
-from powertrain.audit.rules.names import since
+from powertrain.audit.rules.names import UNSLOTH, since
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import argument, every, last_name, names_in, owner_of, reads_of
+from powertrain.audit.syntax import argument, every, hides_arguments, last_name, names_in, owner_of, reads_of
 
 CAUSAL = ("tril", "triu", "causal", "attn_mask", "src_mask", "subsequent_mask", "look_ahead", "block_mask")
 WEIGHTED = ("Linear", "Embedding", "Conv1d", "Conv2d", "LayerNorm")
@@ -84,7 +84,7 @@ def reward_of_distance(script: Script, subject: Subject, where: Circumstances) -
 def groups_of_completions(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A step's completions do not make whole groups, which the trainer refuses."""
     call = script.sections.get("training")
-    if call is None or last_name(call.func) != "GRPOConfig" or any(item.arg is None for item in call.keywords):
+    if call is None or last_name(call.func) != "GRPOConfig" or hides_arguments(call) or script.says(*UNSLOTH):
         return
     if any(argument(call, name) is not None for name in ("generation_batch_size", "steps_per_generation")):
         return

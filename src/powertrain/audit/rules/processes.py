@@ -4,6 +4,7 @@ import ast
 
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
+from powertrain.audit.rules.names import UNSLOTH
 from powertrain.audit.script import Script
 from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
@@ -54,7 +55,7 @@ def device_map_auto(subject: Subject, where: Circumstances) -> Findings:
 def device_map_in_processes(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The model is loaded over all GPUs, or on the first one, by every process."""
     setting = subject.settings.get("model.device_map")
-    if setting is None or where.devices:
+    if setting is None or where.devices or script.says(*UNSLOTH):        # which gives each process its own GPU
         return                                           # of a machine that is known, device_map_auto says it
     if not {"training", "trainer"} & set(script.sections) and not (script.training_loops and script.has_call(
             "accelerate.Accelerator")):

@@ -32,7 +32,10 @@ SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "tor
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
 HELD_OUT = ("val", "eval", "test")
 PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # in names of the number of processes
-REMOTE = ("model.trust_remote_code", "tokenizer.trust_remote_code")
+PARTS = ("model", "tokenizer")
+# models whose repositories have no code of their own: transformers has it
+NATIVE = ("Qwen/Qwen1.5", "Qwen/Qwen2", "Qwen/Qwen3", "meta-llama/", "mistralai/", "google/gemma", "TinyLlama/",
+          "HuggingFaceTB/", "facebook/opt", "EleutherAI/", "gpt2", "openai-community/")
 # published tokenizers that put a beginning-of-text token in front, as do their chat templates
 BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
 
@@ -96,7 +99,9 @@ def modules_missing(script: Script, subject: Subject, where: Circumstances) -> F
     if root is None or any(word in script.text for word in SEARCHED):
         return
     own = script.path.resolve()
-    above = [*own.parents[:HIGHEST], root / "src"]       # a script may be started from any folder above it
+    packages = [file.parent for name in ("setup.py", "pyproject.toml") for file in (*root.glob(name), *root.glob(f"*/{name}"))]
+    # a script may be started from any folder above it, and packages of the project may be installed
+    above = [*own.parents[:HIGHEST], root / "src", *packages, *(folder / "src" for folder in packages)]
     lost: dict[str, ast.AST] = {}
     for node in script.nodes:
         asked = [(item.name, 0) for item in node.names] if isinstance(node, ast.Import) else [
@@ -231,17 +236,16 @@ def evaluation_unused(script: Script, subject: Subject, where: Circumstances) ->
 
 @code_rule
 def adapter_never_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The trained adapters are saved at the trainer's intervals only, not at the end."""
+    """The trained adapters are left in the folder of the last checkpoint."""
     if "trainer" not in script.sections or not subject.has_adapters:
         return
     if script.has_call(*SAVING) or subject.on("training.push_to_hub"):
         return
     last = next((call for call in script.every(ast.Call) if last_name(call.func) == "train"
                  and isinstance(script.parents[call], ast.Expr)), None)
-    # an interval that divides the run, or strategies, save at the end as well
-    usual = subject.value("training.save_strategy") in (None, "no") and subject.value("training.save_steps") is None
-    if last is not None and usual:
-        yield found("moderate", last)
+    strategy = subject.value("training.save_strategy")
+    if last is not None and strategy in (None, "no") and subject.value("training.save_steps") is None:
+        yield found("critical" if strategy == "no" else "low", last, case="lost" if strategy == "no" else "")
 
 
 @code_rule
@@ -276,11 +280,22 @@ def loss_by_other_count(script: Script, subject: Subject, where: Circumstances) 
 @rule
 def remote_code_unpinned(subject: Subject, where: Circumstances) -> Findings:
     """The model's own Python code runs, of whatever commit is the newest."""
-    pinned = any(len(str(subject.value(f"{part}.revision") or "")) == 40 for part in ("model", "tokenizer"))
-    keys = [key for key in REMOTE if subject.value(key) is True]
-    revision = any(subject.is_unread(f"{part}.revision") for part in ("model", "tokenizer"))
-    if keys and not pinned and not revision:
-        yield found("moderate", *keys)
+    pinned = any(len(str(subject.value(f"{part}.revision") or "")) == 40 for part in PARTS)
+    keys = [f"{part}.trust_remote_code" for part in PARTS if subject.value(f"{part}.trust_remote_code") is True
+            and not _is_local(subject.value(f"{part}.path"))]
+    asking = [call for call in subject.script.calls(".from_pretrained") if argument(call, "trust_remote_code") is not None] \
+        if subject.script is not None else []
+    # a class of the library itself, by its name, takes no other code
+    named = bool(asking) and all(last_name(owner_of(call) or call)[:4] not in ("Auto", "Fast") for call in asking)
+    revision = any(subject.is_unread(f"{part}.revision") for part in PARTS)
+    known = str(subject.value("model.path") or "").startswith(NATIVE)
+    if keys and not pinned and not revision and not named:
+        yield found("low" if known else "moderate", *keys, case="native" if known else "")
+
+
+def _is_local(path: object) -> bool:
+    """Return whether a path is of a folder, not of the hub."""
+    return isinstance(path, str) and (path.startswith((".", "/", "~")) or path.count("/") > 1)
 
 
 @code_rule_once

@@ -270,6 +270,8 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
     if any(node.attr == "__dict__" for node in attributes) or any(
             len(call.args) > 1 and not isinstance(call.args[1], ast.Constant) for call in script.calls("setattr")):
         given |= bound_names(script.tree)
+    # what is put beside another class has that one's attributes too
+    mixed_in = {last_name(base) for each in every(ast.ClassDef, script.tree) if len(each.bases) > 1 for base in each.bases}
     kinds: dict[ast.ClassDef, frozenset[str] | None] = {}
     lost: dict[str, tuple[ast.Attribute, str]] = {}
     for node in run_nodes(script):
@@ -277,6 +279,8 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
         if not isinstance(node, ast.Attribute) or node.attr in given or node.attr.startswith("__") or is_tried(script, node):
             continue
         kind = script.class_around(node)
+        if kind is not None and kind.name in mixed_in:
+            continue
         if isinstance(owner, ast.Attribute) and script.words(owner) == "self.args":
             has = members(defined("transformers", "Seq2SeqTrainingArguments")) if kind is not None and _is_a_trainer(
                 script, kind) else None                      # which has all of TrainingArguments

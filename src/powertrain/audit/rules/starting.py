@@ -1,0 +1,173 @@
+"""Rules on how the project starts the script: the commands in its shell scripts and README, and the configs they name."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from powertrain.audit.configs import read_marked
+from powertrain.audit.installed import LIBRARIES, in_force, parameters
+from powertrain.audit.rules.base import Findings, code_rule
+from powertrain.audit.rules.base import found as said
+from powertrain.audit.rules.calls import of_library
+from powertrain.audit.script import Script
+from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import every, last_name
+from powertrain.records import WrongUse
+from powertrain.records.findings import Evidence, Place
+
+STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
+ENDS = (";", "&&", "||", "|", "&", "#", ">", ">>", "<", "2>&1", "```", "`")
+MOST_FILES, MOST_BYTES = 200, 200_000        # of a project's shell scripts, and of one
+OF_PARSERS = frozenset({"help", "config"})   # of argparse, and of TrlParser
+INTO_CLASSES = ("transformers.HfArgumentParser", "trl.TrlParser")
+CONFIGS = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command that starts the script."""
+
+    place: Place
+    words: tuple[str, ...]                   # behind the script's name
+    starter: tuple[str, ...]                 # before it
+
+    @property
+    def options(self) -> Iterator[str]:
+        yield from (word[2:].partition("=")[0] for word in self.words if re.fullmatch(r"--[A-Za-z][\w-]*(=.*)?", word))
+
+
+@lru_cache(maxsize=2)
+def commands(script: Script) -> tuple[Command, ...]:
+    """Return the commands of the project that start the script."""
+    root = script.root or script.path.parent
+    files = [*sorted(root.rglob("*.sh"))[:MOST_FILES], *sorted(root.glob("README*"))]
+    return tuple(command for file in files if file.is_file() and file.stat().st_size <= MOST_BYTES
+                 for command in _of_file(script, file, root))
+
+
+def _of_file(script: Script, file: Path, root: Path) -> Iterator[Command]:
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    at = 0
+    while at < len(lines):
+        first, text = at, lines[at].rstrip()
+        while text.endswith("\\") and at + 1 < len(lines):
+            at += 1
+            text = text[:-1] + " " + lines[at].strip()
+        at += 1
+        if script.path.name not in text or text.lstrip().startswith("#"):
+            continue
+        try:
+            words = shlex.split(text, posix=True)
+        except ValueError:
+            continue
+        here = next((number for number, word in enumerate(words) if _is_the_script(script, word, file, root)), None)
+        starts = here is not None and any(word.rpartition("/")[2].startswith(STARTERS) for word in words[:here])
+        if here is not None and starts:
+            behind = words[here + 1:]
+            end = next((number for number, word in enumerate(behind) if word in ENDS), len(behind))
+            yield Command(Place(str(file), first + 1), tuple(behind[:end]), tuple(words[:here]))
+
+
+def _is_the_script(script: Script, word: str, file: Path, root: Path) -> bool:
+    """Return whether a word of a command is the script's path, as said from the file's folder or the project's."""
+    if word.rpartition("/")[2] != script.path.name:
+        return False
+    own, asked = script.path.resolve(), Path(word)
+    if len(asked.parts) > 1:
+        return own.as_posix().endswith(word.lstrip("./"))
+    return own.parent in (file.parent.resolve(), root.resolve()) or len(list(root.rglob(script.path.name))) == 1
+
+
+@code_rule
+def command_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The project's own command gives the script an option that it does not take."""
+    known = _taken(script, where)
+    for command in commands(script) if known is not None else ():
+        lost = [f"--{name}" for name in command.options if not _is_taken(name.replace("-", "_"), known or frozenset())]
+        if lost:
+            shown = f"{' '.join((*command.starter[-2:], script.path.name))} ... {' '.join(lost[:3])}"
+            yield said("critical", Evidence(shown, command.place), names=", ".join(dict.fromkeys(lost)))
+            return
+
+
+@code_rule
+def config_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A config that the project starts the script with has keys that the script does not take."""
+    known = _taken(script, where) if any(script.calls(*INTO_CLASSES)) else None
+    files = [(word, Path(command.place.file).parent) for command in commands(script)
+             for before, word in zip(("", *command.words), command.words, strict=False)
+             if word.endswith(CONFIGS) and before in ("", "--config")]
+    files += [(str(item.value), script.path.parent) for call in script.calls(".parse_yaml_file", ".parse_json_file")
+              for item in (*call.args, *(each.value for each in call.keywords)) if isinstance(item, ast.Constant)]
+    root = script.root or script.path.parent
+    for word, folder in files if known is not None else ():
+        file = next((each for each in (root / word, folder / word) if each.is_file()), None)
+        try:
+            keys = read_marked(file).inner if file is not None else {}
+        except WrongUse:
+            continue
+        lost = {name: each for name, each in keys.items() if name != "env" and name not in (known or ())}
+        if lost and file is not None and set(keys) - set(lost):
+            first = next(iter(lost.values()))
+            yield said("critical", Evidence(f"{next(iter(lost))}: {first.value}", Place(str(file), first.line)),
+                       names=", ".join(lost))
+            return
+
+
+def _is_taken(name: str, known: frozenset[str]) -> bool:
+    """Return whether a parser knows an option, by its name or by a beginning that only one has."""
+    return name in known or name.removeprefix("no_") in known or sum(each.startswith(name) for each in known) == 1
+
+
+def _taken(script: Script, where: Circumstances) -> frozenset[str] | None:
+    """Return the options that the script takes; None where they are not sure."""
+    hf = list(script.calls(*INTO_CLASSES))
+    plain = list(script.calls("argparse.ArgumentParser"))
+    if len(hf) == 1 and not plain:
+        return _of_classes(script, hf[0], where)
+    if len(plain) != 1 or hf or script.has_call(".parse_known_args") or script.says(
+            "add_subparsers", "add_config_arguments", "add_argparse_args", "parents", "sys.argv"):
+        return None
+    flags: set[str] = set()
+    for call in every(ast.Call, script.tree):
+        if last_name(call.func) == "add_argument":
+            named = [item.value for item in call.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+            if len(named) < len(call.args) or not named:
+                return None
+            flags |= {name.lstrip("-").replace("-", "_") for name in named}
+    handed_on = any(isinstance(item, ast.Name) and "parser" in item.id and last_name(call.func) not in ("add_argument", "print")
+                    and script.called(call) is None for call in every(ast.Call, script.tree) for item in call.args)
+    return None if handed_on else frozenset(flags) | OF_PARSERS
+
+
+def _of_classes(script: Script, made: ast.Call, where: Circumstances) -> frozenset[str] | None:
+    """Return the fields of the classes that a parser is given, the project's own and the libraries'."""
+    given = made.args[0] if made.args else next((item.value for item in made.keywords if item.arg == "dataclass_types"), None)
+    kinds = given.elts if isinstance(given, ast.Tuple | ast.List) else [given] if given is not None else []
+    found = set(OF_PARSERS)
+    for kind in kinds:
+        fields = _fields(script, kind, where)
+        if fields is None:
+            return None
+        found |= fields
+    return frozenset(found) if kinds and in_force("transformers", where) else None
+
+
+def _fields(script: Script, kind: ast.expr, where: Circumstances, left: int = 8) -> set[str] | None:
+    """Return the fields of a dataclass with those that it inherits; None where one of its bases is not known."""
+    of_own = script.name(kind).partition(".")[0] not in LIBRARIES and last_name(kind) not in script.shared_names
+    own = script.classes.get(last_name(kind)) if of_own else None
+    if own is None:
+        of_theirs = parameters(of_library(script, kind, where))
+        return set(of_theirs) if of_theirs is not None else None
+    found = {item.target.id for item in own.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+    for base in own.bases if left else ():
+        above = _fields(script, base, where, left - 1)
+        if above is None:
+            return None
+        found |= above
+    return found if left else None

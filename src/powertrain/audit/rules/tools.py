@@ -1,0 +1,85 @@
+"""Rules on the configs of Axolotl, LLaMA-Factory and torchtune."""
+
+import re
+from collections import Counter
+
+from powertrain.audit.rules.base import Findings, found, rule
+from powertrain.audit.subject import Circumstances, Setting, Subject
+from powertrain.records.findings import Evidence, Place
+
+TEMPLATE = "tokenizer.chat_template"
+# template of LLaMA-Factory -> parts of the names of the models that it is for
+TEMPLATES = {"llama2": ("llama-2", "llama2"), "llama3": ("llama-3", "llama3"), "qwen": ("qwen",), "qwen3": ("qwen3",),
+             "mistral": ("mistral", "mixtral"), "gemma": ("gemma",), "phi": ("phi",), "phi4": ("phi-4", "phi4"),
+             "baichuan2": ("baichuan",), "chatglm3": ("chatglm",), "glm4": ("glm",), "yi": ("yi",), "deepseek3": ("deepseek",)}
+FAMILIES = ("llama-2", "llama2", "llama-3", "llama3", "qwen", "mistral", "mixtral", "gemma", "phi-", "baichuan", "chatglm")
+# where a component of torchtune was -> where it is
+MOVED = {"torchtune.utils.FullModel": "torchtune.training.FullModel",
+         "torchtune.utils.metric_logging.": "torchtune.training.metric_logging.",
+         "torchtune.utils.setup_torch_profiler": "torchtune.training.setup_torch_profiler",
+         "torchtune.modules.get_cosine_schedule": "torchtune.training.lr_schedulers.get_cosine_schedule",
+         "torchao.prototype.low_bit_optim": "torchao.optim"}
+EVALUATING = ("training.eval_steps", "training.evals_per_epoch")
+
+
+@rule
+def template_of_other_model(subject: Subject, where: Circumstances) -> Findings:
+    """The chat template is that of another family of models."""
+    template, path = str(subject.value(TEMPLATE)), str(subject.value("model.path") or "").lower()
+    own = TEMPLATES.get(template)
+    others = [name for name in FAMILIES if name in path]
+    if subject.framework == "llama-factory" and own and others and not any(name in path for name in own):
+        yield found("critical", TEMPLATE, "model.path", template=template)
+
+
+@rule
+def data_given_twice(subject: Subject, where: Circumstances) -> Findings:
+    """The same data is listed twice."""
+    listed = subject.value("data.source")
+    again = [name for name, times in Counter(map(str, listed)).items() if times > 1] if isinstance(listed, list) else []
+    if subject.framework == "llama-factory" and again:
+        yield found("moderate", "data.source", names=", ".join(again))
+
+
+@rule
+def placeholder_left(subject: Subject, where: Circumstances) -> Findings:
+    """A path is still the placeholder of the example that the config was made from."""
+    left = [setting for setting in subject.settings.values() if isinstance(setting.value, str) and "path/to/" in setting.value]
+    if left and subject.script is None:
+        yield found("critical", *left, path=left[0].value)
+
+
+@rule
+def components_moved(subject: Subject, where: Circumstances) -> Findings:
+    """Components are named where torchtune no longer has them."""
+    if subject.framework != "torchtune":
+        return
+    lines = subject.path.read_text(encoding="utf-8", errors="replace").splitlines()
+    gone = [(number, name) for number, line in enumerate(lines, 1) for name in MOVED
+            if re.search(rf"_component_:\s*[\"']?{re.escape(name)}", line)]
+    if gone:
+        names = ", ".join(f"{name.rstrip('.')}... (now {MOVED[name].rstrip('.')}...)" for name in {name: 0 for _, name in gone})
+        yield found("critical", *(Evidence(lines[number - 1].strip(), Place(str(subject.path), number)) for number, _ in gone),
+                    names=names)
+
+
+@rule
+def evaluation_never(subject: Subject, where: Circumstances) -> Findings:
+    """Evaluations are asked for, and no data is held out for them."""
+    asked = next((key for key in EVALUATING if subject.value(key)), None)
+    held_out = subject.value("data.validation_share") or subject.is_unread("data.validation_share") or _names(
+        subject, "test_datasets", "eval_dataset")
+    if subject.framework == "axolotl" and asked is not None and not held_out:
+        yield found("moderate", asked, subject.settings.get("data.validation_share"))
+
+
+def _names(subject: Subject, *words: str) -> bool:
+    everything: dict[str, Setting] = {**subject.settings, **subject.unknown, **subject.unread}
+    return any(word in key for key in everything for word in words)
+
+
+@rule
+def format_gone(subject: Subject, where: Circumstances) -> Findings:
+    """The data has a type that Axolotl no longer knows."""
+    if subject.framework == "axolotl" and str(subject.value("data.format")).startswith("sharegpt"):
+        yield found("critical", "data.format")

@@ -1,0 +1,170 @@
+"""The rules on what TRL's trainers are given, on how a project starts its script, and on configs of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from code_cases import ARGUMENTS, HEAD, HF, TOKENIZER
+from trl_cases import ASKED, BARE, GRPO, TAKEN, TRL_CASES
+
+from powertrain.audit.audit import read_subject
+from powertrain.audit.reading_script import read_script
+from powertrain.audit.rules import RULES
+from powertrain.audit.subject import Circumstances
+from powertrain.records import Software
+from powertrain.records.findings import Finding
+
+BY_NAME = {rule.name: rule for rule in RULES}
+TODAY = Circumstances(software=Software({"transformers": "5.23.0", "trl": "1.16.0"}, {}))
+YEARS_AGO = Circumstances(software=Software({"transformers": "4.40.0", "trl": "0.9.0"}, {}))
+
+
+def found(name: str, text: str, folder: Path, where: Circumstances = TODAY) -> list[Finding]:
+    path = folder / "train.py"
+    path.write_text(text, encoding="utf-8")
+    return list(BY_NAME[name].find(read_script(path), where))
+
+
+@pytest.mark.parametrize("name", TRL_CASES)
+def test_a_rule_fires_where_its_cause_is_and_not_in_its_near_miss(name: str, tmp_path: Path) -> None:
+    assert [each.rule for each in found(name, TRL_CASES[name][0], tmp_path)] == [name]
+    assert found(name, TRL_CASES[name][1], tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["rewards_refuse_arguments", "plain_arguments"])
+def test_what_the_present_release_of_trl_refuses_an_older_one_may_take(name: str, tmp_path: Path) -> None:
+    assert found(name, TRL_CASES[name][0], tmp_path, YEARS_AGO) == []
+
+
+def test_a_reward_of_a_library_or_behind_a_decorator_is_not_judged(tmp_path: Path) -> None:
+    of_library = GRPO.replace("reward_funcs=[near]", "reward_funcs=[other]").format(more="")
+    assert found("rewards_refuse_arguments", HEAD + "from rewards import other\n" + of_library, tmp_path) == []
+    behind = GRPO.format(more="").replace("def near", "@told\ndef near")
+    assert found("rewards_refuse_arguments", HEAD + behind, tmp_path) == []
+
+
+@pytest.mark.parametrize(("lines", "fires"), [
+    ("from transformers import AutoModel\nmodel = AutoModel.from_pretrained('gpt2')\nprint(model.generate(batch))\n", True),
+    ("from transformers import AutoModel\nbase = AutoModel.from_pretrained('gpt2')\nmodel = Headed(base)\n" + ARGUMENTS
+     + "Trainer(model, args, train_dataset=rows).train()\n", False),
+    ("class Own(Trainer):\n    def compute_loss(self, model, inputs, **kwargs):\n        return head(model(**inputs)[0])\n"
+     + BARE.format(more="").replace("Trainer(model", "Own(model"), False)])
+def test_a_bare_model_is_wrong_only_where_its_head_is_asked_for(lines: str, fires: bool, tmp_path: Path) -> None:
+    text = HEAD + lines + ("" if "Trainer(model" in lines or "Own(" in lines else ARGUMENTS + "Trainer(other, args).train()\n")
+    assert bool(found("model_without_head", text, tmp_path)) == fires
+
+
+def test_a_folder_of_a_data_sets_name_is_read_from_the_disk(tmp_path: Path) -> None:
+    assert found("owner_missing", HEAD + TAKEN.format(name="imdb", split="train"), tmp_path)[0].severity == "critical"
+    assert found("owner_missing", HEAD + TAKEN.format(name="mine", split="train"), tmp_path) == []
+    (tmp_path / "imdb").mkdir()
+    assert found("owner_missing", HEAD + TAKEN.format(name="imdb", split="train"), tmp_path) == []
+
+
+@pytest.mark.parametrize(("rows", "fires"), [
+    ("rows.select(range(100))", True), ("rows.shuffle(seed=0).select(range(100))", False),
+    ("rows.select(range(12400, 12600))", False)])
+def test_the_first_rows_of_sorted_data_are_of_one_class(rows: str, fires: bool, tmp_path: Path) -> None:
+    text = TAKEN.format(name="stanfordnlp/imdb", split="train").replace("train_dataset=rows", f"train_dataset={rows}")
+    assert bool(found("one_class_taken", HEAD + text, tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("after", "fires"), [
+    ("def told(words):\n    inputs = tokenizer(words, return_tensors='pt')\n    return model.generate(**inputs)\n"
+     "told('Once')\n", True),
+    ("model = AutoModelForCausalLM.from_pretrained('out')\n" + ASKED.partition("trainer.train()\n")[2].format(moved=""), False),
+    ("model.to('cpu')\nmodel.cpu()\n" + ASKED.partition("trainer.train()\n")[2].format(moved=""), False)])
+def test_tokens_have_to_go_where_the_trainer_put_the_model(after: str, fires: bool, tmp_path: Path) -> None:
+    before = HF + TOKENIZER + ARGUMENTS + "trainer = Trainer(model, args, train_dataset=rows)\ntrainer.train()\n"
+    assert bool(found("inputs_left_on_cpu", HEAD + before + after, tmp_path)) == fires
+
+
+PARSED = ("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--train_batch_size', type=int)\n"
+          "parser.add_argument('--rate', type=float)\nargs = parser.parse_args()\n" + HF + ARGUMENTS.replace("args =", "told =")
+          + "Trainer(model, told, train_dataset=rows).train()\n")
+OF_CLASSES = ("from dataclasses import dataclass\nfrom transformers import HfArgumentParser\n@dataclass\n"
+              "class Told(TrainingArguments):\n    own: int = 1\n"
+              "args, = HfArgumentParser((Told,)).parse_args_into_dataclasses()\n" + HF
+              + "Trainer(model, args, train_dataset=rows).train()\n")
+
+
+@pytest.mark.parametrize(("text", "command", "names"), [
+    (PARSED, "python train.py --rate 1e-3 --batch_size 8", "--batch_size"),
+    (PARSED, "torchrun --nproc_per_node 2 train.py \\\n  --rate 1e-3 \\\n  --epochs=3", "--epochs"),
+    (PARSED, "python train.py --rate 1e-3 --train_batch 8 > log --other", None),
+    (PARSED, "python other.py --batch_size 8\n# python train.py --batch_size 8", None),
+    (PARSED.replace("parse_args()", "parse_known_args()"), "python train.py --batch_size 8", None),
+    (OF_CLASSES, "accelerate launch --num_processes 2 train.py --own 2 --evaluation_strategy steps", "--evaluation_strategy"),
+    (OF_CLASSES, "python train.py --own 2 --eval_strategy steps --output-dir out --no_bf16", None)])
+def test_the_projects_own_commands_have_options_that_the_script_takes(
+        text: str, command: str, names: str | None, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
+    made = found("command_refused", HEAD + text, tmp_path)
+    assert [each.why.partition(": ")[0] for each in made] == ([f"The script does not take {names}"] if names else [])
+    assert not made or str(made[0].evidence[0].place).endswith("run.sh:2")
+
+
+@pytest.mark.parametrize(("key", "fires"), [("warmup_ratio: 0.1", True), ("warmup_steps: 10", False)])
+def test_the_configs_that_start_a_script_have_keys_of_its_classes(key: str, fires: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python train.py sft.yaml\n", encoding="utf-8")
+    (tmp_path / "sft.yaml").write_text(f"own: 2\noutput_dir: out\n{key}\n", encoding="utf-8")
+    made = found("config_refused", HEAD + OF_CLASSES, tmp_path)
+    assert bool(made) == fires
+    assert not made or str(made[0].evidence[0].place).endswith("sft.yaml:3")
+    (tmp_path / "run.sh").write_text("python train.py --deepspeed sft.yaml\n", encoding="utf-8")
+    assert found("config_refused", HEAD + OF_CLASSES, tmp_path) == []
+
+
+AXOLOTL = "base_model: x\nmicro_batch_size: 1\ndatasets:\n  - path: rows.jsonl\n    type: {type}\n{more}"
+FACTORY = ("model_name_or_path: {model}\nstage: sft\nfinetuning_type: lora\ndataset: {data}\ntemplate: {template}\n"
+           "cutoff_len: 512\n")
+TORCHTUNE = ("model:\n  _component_: torchtune.models.llama3.llama3_8b\noptimizer:\n  _component_: torch.optim.AdamW\n"
+             "  lr: 2e-5\ncheckpointer:\n  _component_: torchtune.{room}.FullModelHFCheckpointer\n  checkpoint_dir: x\nbatch_size: 2\n")
+
+
+@pytest.mark.parametrize(("rule", "fires", "silent"), [
+    ("template_of_other_model", FACTORY.format(model="Qwen/Qwen2.5-7B", data="a", template="llama3"),
+     FACTORY.format(model="meta-llama/Llama-3.1-8B", data="a", template="llama3")),
+    ("template_of_other_model", FACTORY.format(model="mistralai/Mistral-7B-v0.3", data="a", template="qwen"),
+     FACTORY.format(model="mine", data="a", template="qwen")),
+    ("data_given_twice", FACTORY.format(model="x", data="a,b,a", template="qwen"),
+     FACTORY.format(model="x", data="a,b", template="qwen")),
+    ("placeholder_left", FACTORY.format(model="path/to/your/model", data="a", template="qwen"),
+     FACTORY.format(model="paths/mine", data="a", template="qwen")),
+    ("components_moved", TORCHTUNE.format(room="utils"), TORCHTUNE.format(room="training")),
+    ("evaluation_never", AXOLOTL.format(type="alpaca", more="eval_steps: 100\nval_set_size: 0\n"),
+     AXOLOTL.format(type="alpaca", more="eval_steps: 100\nval_set_size: 0.05\n")),
+    ("evaluation_never", AXOLOTL.format(type="alpaca", more="evals_per_epoch: 4\n"),
+     AXOLOTL.format(type="alpaca", more="evals_per_epoch: 4\ntest_datasets:\n  - path: other.jsonl\n")),
+    ("format_gone", AXOLOTL.format(type="sharegpt", more=""), AXOLOTL.format(type="chat_template", more=""))])
+def test_configs_of_other_tools_say_what_the_tools_can_do(rule: str, fires: str, silent: str, tmp_path: Path) -> None:
+    said = []
+    for text in (fires, silent):
+        path = tmp_path / "config.yaml"
+        path.write_text(text, encoding="utf-8")
+        said.append([each.rule for each in BY_NAME[rule].find(read_subject(path), TODAY)])
+    assert said == [[rule], []]
+
+
+def test_code_behind_a_false_that_is_written_out_is_never_reached(tmp_path: Path) -> None:
+    loads = "{test}:\n    other = AutoModelForCausalLM.from_pretrained('x', use_flash_attention_2=True)\n" + HF + ARGUMENTS
+    assert found("removed_call_arguments", HEAD + loads.format(test="if True"), tmp_path)
+    assert not found("removed_call_arguments", HEAD + loads.format(test="if False"), tmp_path)
+
+
+def test_unsloth_takes_what_trl_no_longer_does(tmp_path: Path) -> None:
+    text = ("from trl import SFTConfig, SFTTrainer\n" + HF + "args = SFTConfig('out', warmup_ratio=0.1)\n"
+            "SFTTrainer(model=model, args=args, train_dataset=rows, infinite=True).train()\n")
+    of_unsloth = "from unsloth import FastLanguageModel\nFastLanguageModel.from_pretrained('x')\n" + text
+    for rule in ("removed_names", "arguments_not_taken"):
+        assert found(rule, HEAD + text, tmp_path)
+        assert not found(rule, HEAD + of_unsloth, tmp_path)
+
+
+def test_a_class_that_is_put_beside_another_has_what_that_one_has(tmp_path: Path) -> None:
+    mixin = "class Mixin:\n    def told(self):\n        return self.accelerator\n"
+    text = (HF + ARGUMENTS + mixin + "class Own({bases}):\n    pass\ntrainer = Own(model, args)\ntrainer.train()\n"
+            "print(trainer.told())\n")
+    assert found("attributes_missing", HEAD + text.format(bases="Mixin"), tmp_path)
+    assert not found("attributes_missing", HEAD + text.format(bases="Mixin, Trainer"), tmp_path)
