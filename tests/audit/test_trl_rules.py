@@ -120,7 +120,8 @@ AXOLOTL = "base_model: x\nmicro_batch_size: 1\ndatasets:\n  - path: rows.jsonl\n
 FACTORY = ("model_name_or_path: {model}\nstage: sft\nfinetuning_type: lora\ndataset: {data}\ntemplate: {template}\n"
            "cutoff_len: 512\n")
 TORCHTUNE = ("model:\n  _component_: torchtune.models.llama3.llama3_8b\noptimizer:\n  _component_: torch.optim.AdamW\n"
-             "  lr: 2e-5\ncheckpointer:\n  _component_: torchtune.{room}.FullModelHFCheckpointer\n  checkpoint_dir: x\nbatch_size: 2\n")
+             "  lr: 2e-5\ncheckpointer:\n  _component_: torchtune.{room}.FullModelHFCheckpointer\n  checkpoint_dir: x\n"
+             "batch_size: 2\n")
 
 
 @pytest.mark.parametrize(("rule", "fires", "silent"), [
@@ -145,6 +146,13 @@ def test_configs_of_other_tools_say_what_the_tools_can_do(rule: str, fires: str,
         path.write_text(text, encoding="utf-8")
         said.append([each.rule for each in BY_NAME[rule].find(read_subject(path), TODAY)])
     assert said == [[rule], []]
+
+
+def test_weights_that_deepspeed_keeps_in_fp32_are_not_trained_in_half_precision(tmp_path: Path) -> None:
+    text = HEAD + HF.replace("'gpt2'", "'gpt2', dtype=torch.bfloat16") + ARGUMENTS + "Trainer(model, args).train()\n"
+    assert found("half_weights_trained", text, tmp_path)
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file zero3.yaml train.py\n", encoding="utf-8")
+    assert not found("half_weights_trained", text, tmp_path)
 
 
 def test_code_behind_a_false_that_is_written_out_is_never_reached(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 
+from powertrain.audit.commands import commands
 from powertrain.audit.edits import removed, renamed, set_to, with_line, with_text
 from powertrain.audit.rules.base import Findings, as_trained, at_most, code_rule, code_rule_once, found, reckonable, room, rule
 from powertrain.audit.script import Script
@@ -149,11 +150,17 @@ def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     dtype, key = loaded_dtype(subject, where)
     script = subject.script
     adapted = script is not None and script.has_call("peft.get_peft_model", "peft.PeftModel.from_pretrained")
-    kept_wide = subject.on("training.deepspeed") or (script is not None and script.says("deepspeed"))    # its own fp32 weights
+    kept_wide = subject.on("training.deepspeed") or (script is not None and _has_deepspeed(script))      # its own fp32 weights
     if dtype in ("bf16", "fp16") and subject.method == "full" and not adapted and not kept_wide:
         rate = subject.number("training.learning_rate") or None
         yield found("moderate", key, type=dtype, rate=rate if dtype == "bf16" else None, weight=rate * 512 if rate else None,
                     kept=key == "model.path")
+
+
+def _has_deepspeed(script: Script) -> bool:
+    """Return whether the script says DeepSpeed, or a command of the project starts it so."""
+    started = (word for command in commands(script) for word in (*command.starter, *command.words))
+    return script.says("deepspeed") or any(name in word.lower() for word in started for name in ("deepspeed", "zero"))
 
 
 @code_rule_once
