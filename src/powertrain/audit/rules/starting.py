@@ -6,8 +6,7 @@ from pathlib import Path
 from powertrain.audit.commands import commands
 from powertrain.audit.configs import read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
-from powertrain.audit.rules.base import Findings, code_rule
-from powertrain.audit.rules.base import found as said
+from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.calls import of_library
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
@@ -28,7 +27,7 @@ def command_refused(script: Script, subject: Subject, where: Circumstances) -> F
         lost = [f"--{name}" for name in command.options if not _is_taken(name.replace("-", "_"), known or frozenset())]
         if lost:
             shown = f"{' '.join((*command.starter[-2:], script.path.name))} ... {' '.join(lost[:3])}"
-            yield said("critical", Evidence(shown, command.place), names=", ".join(dict.fromkeys(lost)))
+            yield found("critical", Evidence(shown, command.place), names=", ".join(dict.fromkeys(lost)))
             return
 
 
@@ -51,7 +50,7 @@ def config_refused(script: Script, subject: Subject, where: Circumstances) -> Fi
         lost = {name: each for name, each in keys.items() if name != "env" and name not in (known or ())}
         if lost and file is not None and set(keys) - set(lost):
             first = next(iter(lost.values()))
-            yield said("critical", Evidence(f"{next(iter(lost))}: {first.value}", Place(str(file), first.line)),
+            yield found("critical", Evidence(f"{next(iter(lost))}: {first.value}", Place(str(file), first.line)),
                        names=", ".join(lost))
             return
 
@@ -86,13 +85,13 @@ def _of_classes(script: Script, made: ast.Call, where: Circumstances) -> frozens
     """Return the fields of the classes that a parser is given, the project's own and the libraries'."""
     given = made.args[0] if made.args else next((item.value for item in made.keywords if item.arg == "dataclass_types"), None)
     kinds = given.elts if isinstance(given, ast.Tuple | ast.List) else [given] if given is not None else []
-    found = set(OF_PARSERS)
+    names = set(OF_PARSERS)
     for kind in kinds:
         fields = _fields(script, kind, where)
         if fields is None:
             return None
-        found |= fields
-    return frozenset(found) if kinds and in_force("transformers", where) else None
+        names |= fields
+    return frozenset(names) if kinds and in_force("transformers", where) else None
 
 
 def _fields(script: Script, kind: ast.expr, where: Circumstances, left: int = 8) -> set[str] | None:
@@ -102,10 +101,10 @@ def _fields(script: Script, kind: ast.expr, where: Circumstances, left: int = 8)
     if own is None:
         of_theirs = parameters(of_library(script, kind, where))
         return set(of_theirs) if of_theirs is not None else None
-    found = {item.target.id for item in own.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+    names = {item.target.id for item in own.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
     for base in own.bases if left else ():
         above = _fields(script, base, where, left - 1)
         if above is None:
             return None
-        found |= above
-    return found if left else None
+        names |= above
+    return names if left else None
