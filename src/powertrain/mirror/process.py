@@ -5,8 +5,6 @@ come; the end of that input, or another parent than PID, that the training is go
 Exit code: 0 everything uploaded and verified, 3 something still waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
