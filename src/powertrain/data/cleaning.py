@@ -9,8 +9,6 @@ is equal, and the bands are chosen so that a pair just at the threshold is found
 that are alike the first is kept. The signatures of all kept rows are in memory, about 1 KB for each.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -132,7 +130,7 @@ class Judged:
     firsts: dict[str, Removed] = field(default_factory=dict)
 
 
-def _judge(rows: Iterable[Row | Rejected], checks: Checks, told: IO[str]) -> Judged:
+def _judge(rows: Iterable[Row | Rejected], checks: "Checks", told: IO[str]) -> Judged:
     """Look at every row; write those that are taken out to `told`, a line each."""
     found = Judged()
     for number, row in enumerate(rows):

@@ -6,30 +6,25 @@ read out weight by weight.
 Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO), sections 5.1 and 5.2; deepspeed.runtime.zero.stage_1_and_2, 0.19.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from powertrain.records import Batch
 from powertrain.shapes import BUCKET_BYTES
+from powertrain.training.objective import Sums
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.setup import Lap, Setup
 from powertrain.training.sharded import ShardedRanks, Sharding
 from powertrain.training.updates import Moments, RunOptimizer
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from powertrain.records import Batch
-    from powertrain.training.objective import Sums
 
 T = TypeVar("T")
 FP32_BYTES = 4
@@ -46,7 +41,7 @@ class DeepSpeedSharding(Sharding):
         with _deepspeed() as deepspeed:
             deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
 
-    def ranks(self, model: nn.Module, plain: Ranks) -> DeepSpeedRanks:
+    def ranks(self, model: nn.Module, plain: Ranks) -> "DeepSpeedRanks":
         given = {one.name: getattr(plain, one.name) for one in fields(plain)}
         return DeepSpeedRanks(**given, model=model, division=self)
 
