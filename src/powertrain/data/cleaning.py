@@ -22,23 +22,12 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from powertrain.data.rows.reading import read_rows
-from powertrain.data.rows.row import (
-    BadRow,
-    Conversation,
-    Empty,
-    Pair,
-    Preference,
-    Rating,
-    Rejected,
-    Row,
-    Sample,
-    Text,
-    Tie,
-)
+from powertrain.data.rows.row import BadRow, Conversation, Empty, Pair, Preference, Rating, Rejected, Row, Sample, Text, Tie
 from powertrain.data.rows.schemas import ANSWERS, Schema, find_schema
-from powertrain.data.rows.writing import check_output, draft_of, write_rows
+from powertrain.data.rows.writing import check_output, write_rows
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
+from powertrain.records.json_files import draft_of
 
 LOOKED_AT = 64               # rows, to find out what they mean
 # the tasks of models that might learn from the rows, and what they would learn from

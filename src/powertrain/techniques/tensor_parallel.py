@@ -91,10 +91,11 @@ class TensorParallel(Technique):
         """Look at what this process holds, and compare a divided step's loss and a block's norm with those of one process."""
         from powertrain.training.loop import check_alike
         from powertrain.training.ranks import joined_as_planned
+        from powertrain.training.sharded import whole_shape
 
         ranks = joined_as_planned(self.name, self.processes)
         wrong = [name for name, weight in setup.model.get_submodule("blocks").named_parameters()
-                 if weight.dim() > 1 and self.degree * weight.numel() != _whole_elements(weight)]
+                 if weight.dim() > 1 and self.degree * weight.numel() != math.prod(whole_shape(weight))]
         if wrong:
             raise NotApplied(f"tensor_parallel: this process does not hold 1 / {self.degree} of {', '.join(wrong[:3])}")
         expected = getattr(setup.sharding, "alone", None)
@@ -133,13 +134,6 @@ def _left_over(model: ModelFacts, degree: int, processes: int) -> str:
 def _need(run: PlannedRun, **changes: int) -> Need:
     """Return what one example needs in a process with the fewest activations: each block recomputes its own."""
     return run.need(run.one_example(checkpoint_every=1, attention_saves_scores=False, **changes))
-
-
-def _whole_elements(weight: Any) -> int:
-    """Return the elements of the whole weight, of which this process may hold a part."""
-    from powertrain.training.sharded import whole_shape
-
-    return math.prod(whole_shape(weight))
 
 
 def _figures(setup: Setup, examples: int) -> tuple[float, float]:

@@ -24,16 +24,7 @@ from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import (
-    COMMUNICATION,
-    Lap,
-    Laps,
-    MicroBatches,
-    Setup,
-    changed_fields,
-    load_when_needed,
-    no_lap,
-)
+from powertrain.training.setup import COMMUNICATION, Lap, Laps, MicroBatches, Setup, changed_fields, load_when_needed, no_lap
 from powertrain.training.sharded import Sharding
 from powertrain.training.updates import RunOptimizer
 

@@ -10,9 +10,9 @@ import contextlib
 import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from powertrain.training.setup import Lap, Setup
 from powertrain.training.sharded import ShardedRanks, Sharding
 from powertrain.training.updates import Moments, RunOptimizer
 
-T = TypeVar("T")
 FP32_BYTES = 4
 
 
@@ -84,12 +83,9 @@ class DeepSpeedRanks(ShardedRanks):
     def shard(self) -> tuple[int, int] | None:
         return (0, 1) if self.is_writer else None
 
-    def abreast(self, passes: Sequence[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
-        most = max(self.each(len(passes)))
-        for place in range(most):
-            for engine in self.division.engines:  # type: ignore[attr-defined]
-                engine.set_gradient_accumulation_boundary(place == most - 1)
-            yield (passes[place], True) if place < len(passes) else (spare(), False)
+    def begin_pass(self, *, is_last: bool) -> None:
+        for engine in self.division.engines:  # type: ignore[attr-defined]
+            engine.set_gradient_accumulation_boundary(is_last)
 
 
 class DeepSpeedOptimizer(RunOptimizer):

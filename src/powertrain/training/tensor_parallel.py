@@ -57,7 +57,7 @@ class Part:
             dist.all_gather(parts, part.contiguous(), group=self.group)
         whole = part.new_empty(self.shape)
         for cut, of_process in zip(self.cuts, parts, strict=True):
-            for view, piece in zip(_pieces(whole, cut), torch.split(of_process, _lengths(cut), cut.dimension), strict=True):
+            for view, piece in zip(_pieces(whole, cut), torch.split(of_process, cut.lengths, cut.dimension), strict=True):
                 view.copy_(piece)
         return whole
 
@@ -113,10 +113,6 @@ def _ranges(sizes: Sequence[int], place: int, degree: int) -> tuple[tuple[int, i
     starts = itertools.accumulate(sizes, initial=0)
     return tuple((start + place * size // degree, start + (place + 1) * size // degree)
                  for start, size in zip(starts, sizes, strict=False))
-
-
-def _lengths(cut: Cut) -> list[int]:
-    return [end - first for first, end in cut.ranges]
 
 
 def _pieces(whole: Tensor, cut: Cut) -> list[Tensor]:
