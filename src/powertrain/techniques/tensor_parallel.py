@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, Need, PlannedRun, Setup, Technique
+from powertrain.techniques.base import TOO_LARGE, Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 
@@ -28,6 +28,7 @@ class TensorParallel(Technique):
     does = "divides the matrices of each block among processes that compute each pass together"
     decides_by: ClassVar = {"tensor_degree": "degree"}
     native_only = True
+    for_several = TOO_LARGE
     needs_all_trained = True
     asked_first = True                       # techniques that need whole weights refuse beside it
     exactness = Exactness.ROUNDING
@@ -44,8 +45,6 @@ class TensorParallel(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         processes = run.hardware.processes
-        if processes == 1:
-            return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_divided(run)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
         degrees = [degree for degree in range(2, processes + 1)
