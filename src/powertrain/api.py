@@ -4,8 +4,6 @@ Training and planning happen in a process of their own, `powertrain ... --json`:
 precision, allocator) does not touch the program that asks, and its memory is free again afterwards. Errors are exceptions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal
@@ -71,7 +69,7 @@ class Run:
         folder = self.path / "model"
         return folder if folder.is_dir() else None
 
-    def resume(self, values: Mapping[str, Any] | None = None, *, processes: int = 1, on_event: OnEvent | None = None) -> Run:
+    def resume(self, values: Mapping[str, Any] | None = None, *, processes: int = 1, on_event: OnEvent | None = None) -> "Run":
         """Continue the run; return it when it has ended. `values` may change when something is saved or shown."""
         return _trained(["--resume", str(self.path), *_words(values or {})], processes, on_event)
 
@@ -98,7 +96,7 @@ class Planned:
 class Model:
     """An open model. `opened` is what the rest of powertrain works with."""
 
-    def __init__(self, opened: OpenedModel) -> None:
+    def __init__(self, opened: "OpenedModel") -> None:
         self.opened = opened
 
     def generate(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, top_k: int | None = None,

@@ -3,8 +3,6 @@
 The same studies are read for the verdicts on this machine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +30,7 @@ class ClaimSession:
     catalogue: Catalogue
     bench: Context
     say: Callable[[str], None]
-    keep: Callable[[ClaimSession], None]          # called after each experiment, so that an interrupted study has all results
+    keep: "Callable[[ClaimSession], None]"        # called after each experiment, so that an interrupted study has all results
     rows: list[ClaimRow] = field(default_factory=list)
     arms: list[Arm] = field(default_factory=list)
     runs: list[ArmRun] = field(default_factory=list)

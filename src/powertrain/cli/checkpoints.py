@@ -1,7 +1,5 @@
 """`powertrain checkpoints`: those of a run's folder or of its mirror: what they say, whether they are whole, to and fro."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,7 +180,7 @@ def prune(run: Place, keep: Annotated[int, typer.Option(min=1, help="Number of t
     screen.tell({"event": "pruned", "deleted": gone}, [("Deleted", name) for name in gone or ["nothing"]], as_json=as_json)
 
 
-def _plain(one: Checkpoint) -> dict[str, Any]:
+def _plain(one: "Checkpoint") -> dict[str, Any]:
     plain = to_plain(one)
     return {**plain, "path": plain.pop("place")}
 

@@ -4,8 +4,6 @@ Results go to stdout, progress to stderr; with --json stdout holds one object a 
 without a terminal.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +24,7 @@ BY_SEVERITY: Mapping[str, int] = {"good": 0, "low": 0, "moderate": 4, "critical"
 PLAIN_LINE_EVERY_S = 5.0
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=False, emoji=False, markup=False)

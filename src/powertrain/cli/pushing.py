@@ -1,7 +1,5 @@
 """`powertrain push`: a run, a model or an adapter to the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -86,7 +84,7 @@ def _card(repository: str, run: Path, folder: Path, base: str) -> str:
     return redacted(model_card(repository, read_run(run), base=base, opens_in=opens_in, version=VERSION))
 
 
-def _rows(place: Place, upload: Upload, *, public: bool, has_card: bool) -> list[tuple[str, str]]:
+def _rows(place: "Place", upload: "Upload", *, public: bool, has_card: bool) -> list[tuple[str, str]]:
     state = "a new repository" if not place.exists else "an empty repository" if place.is_empty else "REPLACES the model there"
     card = "README.md, made from the run's recipe, data, results and plan" if has_card else \
         "the folder's README.md" if "README.md" in upload.files else "none: only a run has what a card is made from"

@@ -18,8 +18,6 @@ Counts, flags and norms, a few bytes each, are not in it. Counts hold for passes
 Source: Rajbhandari et al. 2020, arXiv:1910.02054; tests/cost/test_collectives.py holds all of it against torch.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

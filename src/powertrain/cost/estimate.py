@@ -6,8 +6,6 @@ that such work reaches: in finished runs on this very machine, or else in a stud
 efficiencies.json.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -108,7 +106,7 @@ def division_of(workload: Workload, hardware: Hardware) -> Division:
     return Division(hardware.processes, workload.sharded_stage, hardware.processes // workload.shards, workload.tensor_degree)
 
 
-def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Efficiency) -> tuple[tuple[float, float], str]:
+def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: "Efficiency") -> tuple[tuple[float, float], str]:
     """Return the seconds that a step waits for copies to the host, low and high, and the basis of the two.
 
     Beside a computation that reaches less of the peak a copy hides longer: each end of the interval has the wait of its share.
@@ -122,7 +120,7 @@ def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Ef
     return (low_s, high_s), "; copies to the host: formulas with its measured link"
 
 
-def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardware) -> Efficiency:
+def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardware) -> "Efficiency":
     """Return the share of the ideal step that this work is expected to reach here."""
     kind = kind_of_work(model, workload)
     found = efficiency(hardware, workload.dtype, size_class(workload.pass_slots, model.width), kind)

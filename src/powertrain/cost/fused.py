@@ -4,8 +4,6 @@ All the work between two products is one loop, so there are no temporary tensors
 it beside models/kernels/fused/parts.py and block.py; replay.py has the rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Legend: T tokens, H heads, K kv heads, D head width, N documents of a group, all of length L.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -218,7 +216,7 @@ class Tiles:
     item: int
     held: dict[str, Block | None] = field(default_factory=dict)
 
-    def run(self, chunks: tuple[Chunk, ...], run_chunk: Callable[[Tiles, Chunk], None]) -> None:
+    def run(self, chunks: tuple[Chunk, ...], run_chunk: "Callable[[Tiles, Chunk], None]") -> None:
         """Run one chunk after the other. Of equal neighbours two are enough: the second meets what the first still holds."""
         before: list[Chunk] = []
         for chunk in chunks:

@@ -18,8 +18,8 @@ def bubble(stages: int, passes: int) -> float:
 
 
 def stage_bytes(model: ModelFacts, optimizer: OptimizerFacts, stages: int) -> int:
-    """Return the bytes of weights, gradients and optimizer state of the process that holds the most."""
-    return standing_bytes(_fullest(model, optimizer, stages), optimizer)
+    """Return the bytes of weights, gradients and optimizer state of the process that holds the most: the first or the last."""
+    return max(standing_bytes(stage_facts(model, stages, stage), optimizer) for stage in (0, stages - 1))
 
 
 def levelled(passes: Sequence[tuple[int, ...]], least: int) -> list[tuple[int, ...]]:
@@ -33,12 +33,6 @@ def levelled(passes: Sequence[tuple[int, ...]], least: int) -> list[tuple[int, .
         found.append((*lengths, *[max(lengths)] * whole, *[rest] * (rest > 0)))
     found += found[-1:] * (least - len(found))
     return sorted(found, key=lambda lengths: -sum(length * length for length in lengths))
-
-
-def _fullest(model: ModelFacts, optimizer: OptimizerFacts, stages: int) -> ModelFacts:
-    """Return the facts of the stage that holds the most: the first or the last one."""
-    ends = (stage_facts(model, stages, stage) for stage in (0, stages - 1))
-    return max(ends, key=lambda part: standing_bytes(part, optimizer))
 
 
 def stage_facts(model: ModelFacts, stages: int, stage: int) -> ModelFacts:

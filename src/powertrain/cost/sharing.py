@@ -1,7 +1,5 @@
 """What several processes gain: the time of their shared step beside that of one process, and what takes most of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

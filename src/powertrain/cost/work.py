@@ -26,8 +26,6 @@ Bytes. Every product moves its two operands and its result once. Between product
 operator by operator; caches make a CPU move less of it, and fusion less still.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -204,7 +202,7 @@ def _second_input_weights(linear: Linear) -> int:
     return sum(adapter.inputs * adapter.outputs for adapter in linear.adapters)
 
 
-def _linear_flops(model: ModelFacts, linear: Linear, again: Recomputed) -> float:
+def _linear_flops(model: ModelFacts, linear: Linear, again: "Recomputed") -> float:
     """Return the FLOPs a token of what is recomputed of a linear and of its adapters."""
     total = 0.0 if linear.name in again.left_out else 2.0 * linear.weights
     if not again.adapted:

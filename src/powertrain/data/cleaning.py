@@ -9,8 +9,6 @@ is equal, and the bands are chosen so that a pair just at the threshold is found
 that are alike the first is kept. The signatures of all kept rows are in memory, about 1 KB for each.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -24,23 +22,12 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from powertrain.data.rows.reading import read_rows
-from powertrain.data.rows.row import (
-    BadRow,
-    Conversation,
-    Empty,
-    Pair,
-    Preference,
-    Rating,
-    Rejected,
-    Row,
-    Sample,
-    Text,
-    Tie,
-)
+from powertrain.data.rows.row import BadRow, Conversation, Empty, Pair, Preference, Rating, Rejected, Row, Sample, Text, Tie
 from powertrain.data.rows.schemas import ANSWERS, Schema, find_schema
-from powertrain.data.rows.writing import check_output, draft_of, write_rows
+from powertrain.data.rows.writing import check_output, write_rows
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
+from powertrain.records.json_files import draft_of
 
 LOOKED_AT = 64               # rows, to find out what they mean
 # the tasks of models that might learn from the rows, and what they would learn from
@@ -132,7 +119,7 @@ class Judged:
     firsts: dict[str, Removed] = field(default_factory=dict)
 
 
-def _judge(rows: Iterable[Row | Rejected], checks: Checks, told: IO[str]) -> Judged:
+def _judge(rows: Iterable[Row | Rejected], checks: "Checks", told: IO[str]) -> Judged:
     """Look at every row; write those that are taken out to `told`, a line each."""
     found = Judged()
     for number, row in enumerate(rows):

@@ -3,8 +3,6 @@
 Blocks are examples cut from a stream of tokens. A batch is examples laid end to end; only functions that make one load torch.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -169,7 +167,7 @@ def real_documents(batch: Batch) -> int:
     return count
 
 
-def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> Tensor:
+def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> "Tensor":
     import torch
 
     return torch.from_numpy(np.concatenate(parts))

@@ -5,8 +5,6 @@ its own pieces with. Before that, every shard is held against the first one, and
 copied between machines, and a store of mixed or damaged shards would look like any other.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

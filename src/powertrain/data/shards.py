@@ -10,8 +10,6 @@ pieces 2, 18, 34 and so on. A piece is small, so shards of uneven files are abou
 content's digest, a split of a text, a tokenizer made from a text) every machine finds out for itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -4,8 +4,6 @@ A `seeded` split draws whole documents if there are enough of them, else spans o
 text, as nanoGPT does. Source: karpathy/nanoGPT, data/shakespeare_char/prepare.py (train = data[:int(n * 0.9)]).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ is built again.
 The text is read several times and never held: counted, split (splitting.py), a tokenizer made from it, encoded in batches.
 """
 
-from __future__ import annotations
-
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ in the text.
 both run in the `tokenizers` library. Each saves to a folder that transformers.AutoTokenizer opens with equal ids.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +32,7 @@ BPE_VOCABULARY, MOST_TOKENS = 4096, 2**25
 KINDS = ("char", "byte", "bpe")
 
 
-def make_tokenizer(kind: str, texts: Iterable[str], vocabulary: int | None = None, *, several: bool = False) -> Tokenizer:
+def make_tokenizer(kind: str, texts: Iterable[str], vocabulary: int | None = None, *, several: bool = False) -> "Tokenizer":
     """Return the tokenizer `kind`: "char" or "bpe" made from `texts`, "byte", or a folder that holds one.
 
     `several` says that the texts are of several documents, behind each of which a char tokenizer has an end of text.
@@ -66,7 +64,7 @@ def check_tokenizer(kind: str, vocabulary: int | None) -> None:
                        f"use {smallest} or more")
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path) -> "Tokenizer":
     """Return the tokenizer in `folder`: one saved here, or any Hugging Face tokenizer. Raises WrongUse if there is none."""
     kind = tables.marked_kind(folder)
     if kind == "char":

@@ -4,8 +4,6 @@ Then the work between steps is done once each and timed: an evaluation with its 
 A step in which torch compiles again is not comparable with the others, so the compiler is watched too. Nothing is kept.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import shutil
@@ -60,6 +58,12 @@ class Probed:
 
 
 @dataclass(frozen=True)
+class Compilation:
+    part: str                                # of the step: "forward", or "backward" where compiling was delayed
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Watched:
     """The watched steps of the probe, in order, without the first ones."""
 
@@ -98,7 +102,7 @@ def probe(prepared: Prepared, seconds: float) -> Probed:
     return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * usual_s), last_s, losses, watts)
 
 
-def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWatch, seconds: float) -> Watched:
+def _watch(prepared: Prepared, setup: Setup, state: State, compiling: "CompileWatch", seconds: float) -> Watched:
     # as many steps as the run has are all there is to see; of a shorter one all but the first count
     total, began = prepared.total_steps, time.perf_counter()
     unwatched = min(UNWATCHED, total - 1)
@@ -253,12 +257,6 @@ def _log_s(steps: int) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ torch's compiler
-
-
-@dataclass(frozen=True)
-class Compilation:
-    part: str                                # of the step: "forward", or "backward" where compiling was delayed
-    seconds: float
 
 
 class CompileWatch:

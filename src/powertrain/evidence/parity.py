@@ -60,7 +60,8 @@ def compare_losses(exactness: str, a: Probe | Sequence[Probe], b: Probe | Sequen
     if exactness != "ROUNDING":
         raise ValueError(f"an exactness {exactness!r} is not known: BITWISE, ROUNDING or LOSSY")
     allowed = IN_FP32 if dtype == "fp32" else IN_HALF
-    mean = _mean(runs_a[0].grad_norms, runs_b[0].grad_norms)
+    mean = statistics.mean(math.copysign(_apart(x, y), y - x)       # with its sign
+                           for x, y in zip(runs_a[0].grad_norms, runs_b[0].grad_norms, strict=False))
     holds = loss <= allowed.loss and norm <= allowed.grad_norm and abs(mean) <= allowed.mean_grad_norm
     return Parity(exactness, holds, f"{shown}, the norms by {mean:+.2g} on average; {allowed.why} explain {allowed.loss:g}, "
                   f"{allowed.grad_norm:g} and {allowed.mean_grad_norm:g}", steps, loss, norm)
@@ -69,11 +70,6 @@ def compare_losses(exactness: str, a: Probe | Sequence[Probe], b: Probe | Sequen
 def _largest(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the largest relative difference of a step; infinite where only one of the two is finite."""
     return max((_apart(x, y) for x, y in zip(a, b, strict=False)), default=0.0)
-
-
-def _mean(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the mean relative difference of B from A, with its sign."""
-    return statistics.mean(math.copysign(_apart(x, y), y - x) for x, y in zip(a, b, strict=False))
 
 
 def _apart(x: float, y: float) -> float:

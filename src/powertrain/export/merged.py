@@ -11,8 +11,6 @@ Kullback-Leibler divergence in nats a token, the unit of the loss.
 Models behind the bridge are merged by peft, written as transformers' own files, and checked in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -46,6 +44,20 @@ HALF_DIVERGENCE = {"bfloat16": 0.02, "float16": 0.02 / 64}
 UNSEEN = 1e-6                                # nats: a change that nobody sees, whatever it is compared with
 LOST_SHARE = 0.25                            # of the adapter's own effect on the predictions
 CHECKED_EXAMPLES, CHECKED_TOKENS = 8, 256    # of each at most
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the scores of two models are apart."""
+
+    rows: int
+    difference: float                        # the largest of a row, as a share of the row's largest score
+    divergence: float                        # nats, mean over rows
+    same_first: float                        # share of rows whose best choice is the same
+
+    def __str__(self) -> str:
+        return (f"scores differ by at most {self.difference:.1e}, predictions by {self.divergence:.1e} nats a token, and "
+                f"{self.same_first:.1%} of the first choices are the same, over {self.rows:,} tokens")
 
 
 @dataclass(frozen=True)
@@ -163,20 +175,6 @@ def _not_the_same(what: str) -> RunFailed:
 
 
 # ------------------------------------------------------------------------------------------------ whether two models agree
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far the scores of two models are apart."""
-
-    rows: int
-    difference: float                        # the largest of a row, as a share of the row's largest score
-    divergence: float                        # nats, mean over rows
-    same_first: float                        # share of rows whose best choice is the same
-
-    def __str__(self) -> str:
-        return (f"scores differ by at most {self.difference:.1e}, predictions by {self.divergence:.1e} nats a token, and "
-                f"{self.same_first:.1%} of the first choices are the same, over {self.rows:,} tokens")
 
 
 def compare_scores(reference: Iterable[Tensor], candidate: Iterable[Tensor]) -> Agreement:

@@ -5,6 +5,7 @@ with those that are missing. An existing model is replaced only if that was aske
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -209,11 +210,7 @@ def digests_of(content: Path | bytes) -> tuple[str, str]:
     """Return the sha256 of a file, and the sha1 by which git names it: the hub tells one of the two."""
     size_bytes = len(content) if isinstance(content, bytes) else content.stat().st_size
     large, small = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
-    if isinstance(content, bytes):
-        large.update(content)
-        small.update(content)
-        return large.hexdigest(), small.hexdigest()
-    with open(content, "rb") as file:
+    with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
         while piece := file.read(1 << 22):
             large.update(piece)
             small.update(piece)

@@ -13,8 +13,6 @@ of the memory that macOS lets a GPU use, three quarters, as the page shows of an
 the system has.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -6,8 +6,6 @@ and at most its minor one, or PTX of at most its capability, which the driver co
 Compatibility").
 """
 
-from __future__ import annotations
-
 import platform
 import re
 from collections.abc import Iterable, Mapping

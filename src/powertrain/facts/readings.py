@@ -1,7 +1,5 @@
 """What the machine and a process on it do at this moment, as far as the system tells. No torch is loaded."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

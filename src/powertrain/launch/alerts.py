@@ -3,8 +3,6 @@
 The command or address may hold a secret. It comes through a pipe, and stands in no message, no file and no list of processes.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -5,8 +5,6 @@ come; the end of that input, or another parent than PID, that the training is go
 Exit code: 0 everything uploaded and verified, 3 something still waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -19,22 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from powertrain.mirror import waiting
 from powertrain.mirror.pace import Pace
 from powertrain.mirror.shelf import Shelf
 from powertrain.mirror.store import Store, cure_of, told
-from powertrain.mirror.waiting import (
-    ABOUT,
-    EVENTS,
-    FOLDER,
-    LOCK,
-    PACKED,
-    Settings,
-    Waiting,
-    all_waiting,
-    clear_leftovers,
-    remove,
-    settings_of,
-)
+from powertrain.mirror.waiting import ABOUT, EVENTS, FOLDER, LOCK, PACKED, Settings, Waiting, all_waiting, settings_of
 from powertrain.records import NotDurable, events
 from powertrain.records.errors import DONE
 from powertrain.records.event_log import EventLog
@@ -150,7 +137,7 @@ class Uploader:
             if one.is_wanted(sets, self.settings.keep_every):
                 wanted.append(one)
                 continue
-            remove(one)
+            waiting.remove(one)
             newer = max((other for other in sets if other.name.startswith("step-")), key=lambda other: other.step)
             self._tell(events.UploadSkipped(step=one.step, name=one.name, newer=newer.name))
         return wanted
@@ -158,7 +145,7 @@ class Uploader:
     def _upload(self, one: Waiting) -> None:
         assert self._shelf is not None
         found = self._shelf.publish(one, self.settings, self.run / FOLDER / PACKED)
-        remove(one)
+        waiting.remove(one)
         gone: list[str] = []
         with contextlib.suppress(Exception): # tried again after the next upload
             gone = self._shelf.keep_only(self.settings.keep, self.settings.keep_every)
@@ -225,7 +212,7 @@ def alone(run: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{socket.gethostname()} {os.getpid()}")
         file.flush()
-        clear_leftovers(run)
+        waiting.clear_leftovers(run)
         yield
 
 

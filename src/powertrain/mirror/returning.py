@@ -1,7 +1,5 @@
 """A run brought back from its mirror: by name, whole and checked, into a folder of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -5,8 +5,6 @@
     s3://bucket/prefix/RUN/.reading-...      somebody reads a set just now: it is not deleted
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import math

@@ -1,7 +1,5 @@
 """Objects in a store, by way of fsspec: written and verified, read, listed and deleted; and which errors pass by themselves."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import errno

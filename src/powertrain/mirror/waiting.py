@@ -8,8 +8,6 @@ The files are hard links where the disk has them, so that nothing is copied, and
 being uploaded. A folder that is gone was uploaded and verified, or a newer one has taken its place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -80,7 +78,7 @@ class Waiting:
         here = {file.name: file for file in sorted(self.path.iterdir()) if file.name != ABOUT}
         return {**{name: Path(path) for name, path in self.elsewhere.items()}, **here}
 
-    def is_wanted(self, others: Sequence[Waiting], keep_every: int) -> bool:
+    def is_wanted(self, others: "Sequence[Waiting]", keep_every: int) -> bool:
         """Return whether it is uploaded although newer checkpoints wait: the best of them, or one that is kept for ever."""
         steps = [one for one in others if one.name.startswith("step-")]
         if self not in steps or self.step == max(one.step for one in steps):

@@ -1,7 +1,5 @@
 """What a selection of weights means for a model: which of its parameters are frozen, and the factor of each one's rate."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from powertrain.models.decoder import Decoder

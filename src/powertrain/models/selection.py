@@ -4,8 +4,6 @@ Names are those of models/decoder.py, as `powertrain facts` lists them, or Huggi
 is a glob: * stands for any text, dots too. Where q, k and v (or gate and up) are one weight here, a pattern has to match all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +64,7 @@ class Selection:
 ALIKE = Selection()                          # all weights are trained, all alike
 
 
-def other_names(config: ModelConfig, names: Iterable[str]) -> Names:
+def other_names(config: "ModelConfig", names: Iterable[str]) -> Names:
     """Return the decoder's weights with Hugging Face's names of each, or of its parts."""
     from powertrain.models.huggingface.families import map_weights
 

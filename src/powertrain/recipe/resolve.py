@@ -1,7 +1,5 @@
 """From a recipe file and `key=value` words to one typed recipe in which every value has its origin."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from pydantic import ValidationError
@@ -52,7 +50,7 @@ class Resolved:
         """Return where the value of a dotted key comes from."""
         return self.origins.get(key, origins.DEFAULT)
 
-    def with_planned(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
+    def with_planned(self, values: Mapping[str, tuple[Any, str]]) -> Self:
         """Return the recipe with values that the user left open: dotted key -> (value, reason)."""
         plain = self.recipe.model_dump()
         for key, (value, _) in values.items():

@@ -1,11 +1,9 @@
 """The keys of a recipe. Names are Hugging Face's where one exists; a value of None is left to the planner."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -306,7 +304,7 @@ class Recipe(Strict):
         return self.max_steps or max(1, int(self.num_train_epochs * examples / self.train_batch_size))
 
     @model_validator(mode="after")
-    def _agree(self) -> Recipe:
+    def _agree(self) -> Self:
         if self.method == "scratch" and self.model.path is not None:
             raise ValueError(f"method=scratch draws new weights, and model.path={self.model.path} names trained ones; use "
                              "method=lora, qlora or full, or leave model.path out")

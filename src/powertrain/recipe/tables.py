@@ -1,7 +1,5 @@
 """Tables that a section of the recipe chooses a row from, such as the optimizers; each row has settings of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

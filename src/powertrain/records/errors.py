@@ -4,12 +4,10 @@ Code never reads the sentence. An error that another part must recognise is a su
 sentence from them; `kind` is then the name of that class in snake case.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 NAMED = 8                                    # examples, in a sentence
 LOWER = ("Start a new run with a lower learning_rate, or with max_grad_norm=1; or resume with on_nan=skip, which "
@@ -60,7 +58,7 @@ class NotApplied(RunFailed):
         super().__init__(message)
         self.technique = ""
 
-    def confirming(self, technique: str) -> NotApplied:
+    def confirming(self, technique: str) -> Self:
         """Return this error with the technique's name, and the words that turn the technique off."""
         self.technique, self.cure = technique, (f"techniques.{technique}=off",)
         return self

@@ -5,8 +5,6 @@ events.py), `about`, the kind of a warning or note, and the fields of the class.
 that is not finite is the text "nan", "inf" or "-inf". Fields and kinds of a later version are kept (`more`, `Unknown`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -272,7 +270,7 @@ def _names() -> dict[type[Event], set[str]]:
 
 
 @cache
-def _adapters() -> dict[type[Event], TypeAdapter[Event]]:
+def _adapters() -> "dict[type[Event], TypeAdapter[Event]]":
     from pydantic import TypeAdapter
 
     return {kind: TypeAdapter(kind) for kind in (*KINDS, Unknown)}

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,18 +62,23 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: other processes see the old content or the new one, also after a power failure.
-
-    Raises OSError.
-    """
+    """Write a file whole or not at all; see `draft_of`. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    clear_abandoned(path.parent, f".{path.name}.*.tmp")
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with draft_of(path) as draft:
+        draft.write_bytes(content)
+
+
+@contextlib.contextmanager
+def draft_of(path: Path, ending: str = "") -> Iterator[Path]:
+    """Yield a file beside `path` to write to, with this ending: it becomes `path` at the end, and is removed after an error.
+
+    Other processes see the old content or the new one, also after a power failure. Raises OSError.
+    """
+    clear_abandoned(path.parent, f".{path.name}.*.tmp{ending}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp{ending}")
     try:
-        with open(draft, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())          # or the name might be on the disk before the content
+        yield draft
+        sync(draft)                          # or the name might be on the disk before the content
         os.replace(draft, path)
         sync(path.parent)
     finally:

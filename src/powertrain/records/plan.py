@@ -3,15 +3,13 @@
 A sentence (`because`) is for people. What code must know stands in typed fields beside it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import enum
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from powertrain.records.errors import WrongUse
 
@@ -37,7 +35,7 @@ class Planned(Protocol):
     def confirm(self, setup: Any, /) -> None: ...
     def found(self, setup: Any, /) -> str | None: ...
     def reckon(self, workload: Any, /) -> Any: ...
-    def halved(self) -> Planned | None: ...
+    def halved(self) -> Self | None: ...
 
 
 class Why(enum.StrEnum):
@@ -153,7 +151,7 @@ class Plan:
         """Return the techniques in force, in order."""
         return tuple(step.technique.name for step in self.steps)
 
-    def without(self, name: str) -> Plan:
+    def without(self, name: str) -> Self:
         """Return the same plan less one technique: the other arm of its ablation."""
         kept = tuple(step for step in self.steps if step.technique.name != name)
         if len(kept) == len(self.steps):

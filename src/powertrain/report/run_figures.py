@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from powertrain.records import several, timeline
-from powertrain.records.events import End, Evaluated, Event, Memory, ModelSaved, Resume, RunWarning, Sample, Saved, Step
+from powertrain.records.events import End, Evaluated, Event, Memory, ModelSaved, Resume, RunWarning, Sample, Saved
 from powertrain.records.timeline import NOT_SPLIT, OTHER, History, is_finite, spread, steady_speeds
 from powertrain.report import chart
 from powertrain.report.chart import COMPONENT_COLOURS, Axis, Moments, Plot, Point, Row, Rows, Segment, Series, stacked
@@ -40,7 +40,7 @@ def loss(history: History) -> Figure | Missing:
     held_out = [(tokens_at.get(one.after_step, 0), one.at_s, one.event.loss) for one in evaluations]
     wall_s = history.wall_s
     unit, scale = ("hours", 3600.0) if wall_s > 3 * 3600 else ("minutes", 60.0) if wall_s > 180 else ("seconds", 1.0)
-    loss_unit = unit_of_loss(steps)
+    loss_unit = "nats a pair or answer" if ACCURACY in steps[0].metrics else "nats a token"
     plots = tuple(_loss_plot(title, axis, xs, raw, mean, evaluated, over, loss_unit) for title, axis, xs, evaluated in (
         ("Over trained tokens", "trained tokens", tokens, [(at, value) for at, _, value in held_out]),
         ("Over time", f"time since the first step began, {unit}", [end / scale for end in history.ends_s],
@@ -61,11 +61,6 @@ def loss(history: History) -> Figure | Missing:
         + (f". The last point is that of the weights of step {best:,}"
            if evaluations and (best := evaluations[-1].event.weights_step) is not None else "")
         + ". Time includes evaluations and checkpoints.", (table, evaluated) if held_out else (table,), beside=True)
-
-
-def unit_of_loss(steps: Sequence[Step]) -> str:
-    """Return what the loss of a run is given in."""
-    return "nats a pair or answer" if ACCURACY in steps[0].metrics else "nats a token"
 
 
 def _loss_title(mean: list[float | None], held_out: list[tuple[int, float, float]], tokens: int) -> str:

@@ -61,9 +61,10 @@ def page(files: RunFiles) -> Page:
         Section("Predicted and measured", (_predictions(history, estimate),)),
         Section("What the model writes", tuple(_samples(history))),
         Section("Environment, and how to repeat this", tuple(_environment(files, history))))
+    cautions = (*_broken(history), *_time(history), *_learning(history), *_speed(history, files.plan), *_general(files.plan))
     title = f"{history.start.name or 'run'}: {files.folder}"
     tone = {"finished": "good", "failed": "bad"}.get(history.state, "open")
-    return Page(_verdict(history, estimate), tone, tuple(_numbers(history, device)), tuple(cautions_of(history, files.plan)),
+    return Page(_verdict(history, estimate), tone, tuple(_numbers(history, device)), cautions[:MOST_CAUTIONS],
                 sections, what="run", title=title, about="", made=files.made)
 
 
@@ -207,12 +208,6 @@ def _environment(files: RunFiles, history: History) -> Iterator[Block]:
 
 
 # ------------------------------------------------------------------------------------------------ what to distrust
-
-
-def cautions_of(history: History, plan: Mapping[str, Any]) -> list[str]:
-    """Return what a reader should distrust in a run, with the numbers; the most important first."""
-    found = [*_broken(history), *_time(history), *_learning(history), *_speed(history, plan), *_general(plan)]
-    return found[:MOST_CAUTIONS]
 
 
 def _broken(history: History) -> Iterator[str]:

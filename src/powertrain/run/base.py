@@ -1,7 +1,5 @@
 """The pretrained model that a recipe names: found, looked at, and with the task that the recipe gives it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ On another machine it lies in the run's folder, material/, each file at the path
 the same files there, in the same order. The run's recipe keeps the old paths; `found_again` says where they are now.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterator, Mapping

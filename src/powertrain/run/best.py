@@ -1,7 +1,5 @@
 """The weights of the best checkpoint in place of those of the last step, where the recipe asks for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from powertrain.records import events

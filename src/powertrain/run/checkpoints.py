@@ -1,7 +1,5 @@
 """What a run's checkpoints hold, for those who look at them: which there are, what they say of themselves, how two differ."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import tempfile

@@ -5,8 +5,6 @@ that was killed and goes on decides the same. The last evaluation, of all held-o
 The rules are those of transformers' EarlyStoppingCallback and of its load_best_model_at_end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@
     model/        the final model, a Hugging Face folder
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib
@@ -49,7 +47,7 @@ class _Inside:
 
     name: str
 
-    def __get__(self, folder: RunFolder, _: type[RunFolder]) -> Path:
+    def __get__(self, folder: "RunFolder", _: "type[RunFolder]") -> Path:
         return folder.path / self.name
 
 

@@ -4,8 +4,6 @@ It is measured by sums like those of gradients, so what a plan expects of these 
 cache folder, in `links/<fingerprint>.json`, by the number of processes and machines. What cannot be read is measured again.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -48,7 +46,7 @@ def keep_link(cache: Path, hardware: Hardware, link: PeerLink) -> None:
         write_json(file, {**kept, _place(hardware): asdict(link)})
 
 
-def measure_link(ranks: Ranks, device: str) -> PeerLink:
+def measure_link(ranks: "Ranks", device: str) -> PeerLink:
     """Measure latency and bandwidth of the sums of a tensor over all processes, in less than a second. All of them take part.
 
     The two are those with which `Collectives.seconds` gives the measured times of one number and of a whole bucket.

@@ -4,8 +4,6 @@ The training starts that process, gives it the names of files, and reads its log
 probe before the first step, and for what is promised after the last one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -35,7 +33,7 @@ MOST_STARTS = 4              # of the process that uploads
 
 
 @contextlib.contextmanager
-def mirrored(part: Part) -> Iterator[Mirror | None]:
+def mirrored(part: Part) -> "Iterator[Mirror | None]":
     """Hold the run's mirror, where it has one, in the process that writes. Raises RunFailed where it cannot be used."""
     mirror, refused = None, None
     if part.prepared.recipe.mirror is not None and part.ranks.is_writer:

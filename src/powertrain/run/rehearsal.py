@@ -4,8 +4,6 @@ torch's fake back end answers for the others, and fake tensors have shapes and n
 run here as on the machine that it is planned for. What is counted is held against the formulas of cost/collectives.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

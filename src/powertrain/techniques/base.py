@@ -35,6 +35,7 @@ EVERYTHING = frozenset({"products", "attention", "loss", "elementwise", "optimiz
 GIB = 2**30
 PASSES_A_STAGE = 4           # of a pipeline: then a process waits for less than a fifth of the step
 WORTH_IT = 2                 # times its own cost that compiling has to save
+TOO_LARGE = "divides a model among them that is too large for one"       # what several processes are good for
 NOTHING: Mapping[str, Any] = {}
 LARGEST = 2**31 - 1          # whole-number setting
 
@@ -156,6 +157,7 @@ class Technique:
     native_only: ClassVar[bool] = False      # it changes the inside of the built-in decoder
     needs_whole_weights: ClassVar[bool] = False          # it cannot be where processes divide each weight among them
     needs_all_trained: ClassVar[bool] = False            # it cannot be where the recipe freezes some weights, but for a base
+    for_several: ClassVar[str] = ""          # what several processes are good for, of a technique that needs them
     asked_first: ClassVar[bool] = False      # others depend on its decision, though it is applied after them
     decides: ClassVar[Mapping[str, Any]] = NOTHING       # fields of the workload -> the value that it gives them
     decides_by: ClassVar[Mapping[str, str]] = NOTHING    # fields of the workload -> the setting whose value they take
@@ -194,6 +196,9 @@ class Technique:
         if cls.needs_whole_weights and run.decided.stages > 1:
             return cls.refuse(Why.CONFLICT, "pipeline_parallel leaves a process some blocks, with several passes in them at "
                                             "once, and the technique is built for whole models", rival="pipeline_parallel")
+        if cls.for_several and run.hardware.processes == 1:
+            return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; on several GPUs --processes N (in a plan for "
+                                                  f"others --machine 8xKIND) {cls.for_several}", cure=("--processes 2",))
         return cls.propose(run)
 
     def unmet(self, run: PlannedRun) -> Refusal | None:
@@ -220,12 +225,6 @@ class Technique:
         """Return the value that the recipe asks for, or None."""
         pin = run.recipe.techniques.get(cls.name)
         return pin.get(setting) if isinstance(pin, Mapping) else None
-
-    @classmethod
-    def refuse_alone(cls, use: str) -> Refusal:
-        """Return the refusal where the run has one process and the technique needs several. `use`: what they are good for."""
-        return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; on several GPUs --processes N (in a plan for others "
-                                              f"--machine 8xKIND) {use}", cure=("--processes 2",))
 
     def apply(self, setup: Setup) -> Setup:
         """Return a changed copy of `setup`; the caller's copy stays as it was."""

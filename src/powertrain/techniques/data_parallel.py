@@ -25,6 +25,7 @@ class DataParallel(Technique):
     does = "shares the passes of each step among the processes of the run"
     exactness = Exactness.ROUNDING
     decides_by: ClassVar = {"replicas": "processes"}
+    for_several = "shares each step among them, which takes less time"
     touches = frozenset()
     acts_on = EVERYTHING - {"optimizer"}
     slots = frozenset({"processes"})
@@ -33,8 +34,6 @@ class DataParallel(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         processes, batch = run.hardware.processes, run.data.train_batch_size
-        if processes == 1:
-            return cls.refuse_alone("shares each step among them, which takes less time")
         for rival, parts in (("sharding", run.decided.shards), ("tensor_parallel", run.decided.tensor_degree)):
             if parts > 1:
                 return cls.refuse(Why.NOT_NEEDED, f"{rival} shares the passes already", rival=rival)

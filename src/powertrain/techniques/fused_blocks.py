@@ -204,6 +204,7 @@ class FusedBlocks(Technique):
         from powertrain.models.kernels.fused.block import Functions, HandWritten
         from powertrain.models.kernels.fused.compiled import CompiledPart, StoredPart
         from powertrain.models.kernels.fused.parts import Parts
+        from powertrain.models.kernels.rows.parts import RowParts
 
         assert isinstance(setup.model, Decoder)
         if self.kernels == "one_call":
@@ -213,7 +214,7 @@ class FusedBlocks(Technique):
                 partial(StoredPart, folder=setup.code)
             functions = Functions.of(Parts(setup.model.config), change)
         else:
-            functions = Functions.of(_cpp_parts(setup.model) if self.kernels == "cpp" else _triton_parts(setup.model))
+            functions = Functions.of((RowParts if self.kernels == "cpp" else _triton_parts())(setup.model.config))
         blocks = [block for block in setup.model.blocks if isinstance(block, Block)]
         return replace(setup, run_block=ByHand(tuple(HandWritten(block, functions) for block in blocks)))
 
@@ -252,18 +253,12 @@ class FusedBlocks(Technique):
         return setup.try_pass(few) if settle(vars(functions).values(), ahead=self.ahead) else trial
 
 
-def _cpp_parts(model: Decoder) -> Parts:
-    from powertrain.models.kernels.rows.parts import RowParts
-
-    return RowParts(model.config)
-
-
-def _triton_parts(model: Decoder) -> Parts:
+def _triton_parts() -> type[Parts]:
     try:
         from powertrain.models.kernels.fused.triton_kernels import TritonParts
     except ImportError as error:
         raise NotApplied(f"fused_blocks: Triton's kernels cannot be loaded ({error}); use kernels=compiled") from error
-    return TritonParts(model.config)
+    return TritonParts
 
 
 def _in_one_call(model: Decoder) -> tuple[OneCall, ...]:

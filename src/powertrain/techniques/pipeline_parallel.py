@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from powertrain.cost.pipeline import bubble, stage_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import NotApplied, Refusal, Why
-from powertrain.techniques.base import GIB, Exactness, PlannedRun, Setup, Technique
+from powertrain.techniques.base import GIB, TOO_LARGE, Exactness, PlannedRun, Setup, Technique
 from powertrain.training.objectives import objective_of
 
 
@@ -25,6 +25,7 @@ class PipelineParallel(Technique):
     does = "divides the blocks among the processes of the run, and sends each pass through all"
     decides_by: ClassVar = {"stages": "processes"}
     native_only = True
+    for_several = TOO_LARGE
     needs_all_trained = True
     asked_first = True                       # techniques that need all blocks in a process refuse beside it
     exactness = Exactness.ROUNDING
@@ -35,8 +36,6 @@ class PipelineParallel(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Refusal:
         stages = run.hardware.processes
-        if stages == 1:
-            return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_staged(run, stages)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
         passes = replace(run, decided=replace(run.decided, stages=stages)).least_passes

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from powertrain.cost.fitting import planned_room_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, Need, PlannedRun, Setup, Technique
+from powertrain.techniques.base import TOO_LARGE, Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 DIVIDED = "sharding: a divided step"
@@ -39,6 +39,7 @@ class Sharding(Technique):
     decides_by: ClassVar = {"shards": "shards", "sharded_stage": "stage", "replicas": "replicas"}
     choices: ClassVar = {"engine": ("fsdp", "deepspeed")}
     native_only = True
+    for_several = TOO_LARGE
     asked_first = True                       # techniques that need whole weights refuse beside it
     exactness = Exactness.ROUNDING
     touches = frozenset({"sharding", "runtime", "run_pass"})
@@ -65,8 +66,6 @@ class Sharding(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         processes = run.hardware.processes
-        if processes == 1:
-            return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_divided(run)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
         if run.recipe.ema.decay is not None and cls.pinned_setting(run, "engine") == "deepspeed":

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, Need, PlannedRun, Setup, Technique
+from powertrain.techniques.base import TOO_LARGE, Exactness, Need, PlannedRun, Setup, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 
@@ -28,6 +28,7 @@ class TensorParallel(Technique):
     does = "divides the matrices of each block among processes that compute each pass together"
     decides_by: ClassVar = {"tensor_degree": "degree"}
     native_only = True
+    for_several = TOO_LARGE
     needs_all_trained = True
     asked_first = True                       # techniques that need whole weights refuse beside it
     exactness = Exactness.ROUNDING
@@ -44,8 +45,6 @@ class TensorParallel(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         processes = run.hardware.processes
-        if processes == 1:
-            return cls.refuse_alone("divides a model among them that is too large for one")
         if (reason := _cannot_be_divided(run)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
         degrees = [degree for degree in range(2, processes + 1)
@@ -91,10 +90,11 @@ class TensorParallel(Technique):
         """Look at what this process holds, and compare a divided step's loss and a block's norm with those of one process."""
         from powertrain.training.loop import check_alike
         from powertrain.training.ranks import joined_as_planned
+        from powertrain.training.sharded import whole_shape
 
         ranks = joined_as_planned(self.name, self.processes)
         wrong = [name for name, weight in setup.model.get_submodule("blocks").named_parameters()
-                 if weight.dim() > 1 and self.degree * weight.numel() != _whole_elements(weight)]
+                 if weight.dim() > 1 and self.degree * weight.numel() != math.prod(whole_shape(weight))]
         if wrong:
             raise NotApplied(f"tensor_parallel: this process does not hold 1 / {self.degree} of {', '.join(wrong[:3])}")
         expected = getattr(setup.sharding, "alone", None)
@@ -133,13 +133,6 @@ def _left_over(model: ModelFacts, degree: int, processes: int) -> str:
 def _need(run: PlannedRun, **changes: int) -> Need:
     """Return what one example needs in a process with the fewest activations: each block recomputes its own."""
     return run.need(run.one_example(checkpoint_every=1, attention_saves_scores=False, **changes))
-
-
-def _whole_elements(weight: Any) -> int:
-    """Return the elements of the whole weight, of which this process may hold a part."""
-    from powertrain.training.sharded import whole_shape
-
-    return math.prod(whole_shape(weight))
 
 
 def _figures(setup: Setup, examples: int) -> tuple[float, float]:

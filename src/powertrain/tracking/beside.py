@@ -3,8 +3,6 @@
 Nothing here waits for a tracker except `finish`, which has an end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

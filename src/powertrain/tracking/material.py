@@ -3,8 +3,6 @@
 Nothing goes out that looks like a secret, and no name of this machine, its user or their files stands in the facts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ does not return is ended with the process. Exit code: 0 the tracker has everythi
     tracking/NAME.jsonl   what this process has to say
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

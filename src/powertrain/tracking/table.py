@@ -1,7 +1,5 @@
 """The trackers by name: which library each needs, and which file here speaks to it."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping

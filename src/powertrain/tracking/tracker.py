@@ -5,8 +5,6 @@ events.jsonl. A tracker says how many rows it holds already, and gets the rest. 
 itself, its file has to see to: a process may be killed after a row was sent and before that was written down.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

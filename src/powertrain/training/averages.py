@@ -10,8 +10,6 @@ which trades places with the weights for so long. A step without an update count
 Sources: Polyak & Juditsky 1992 (averaging); Kingma & Ba 2015, arXiv:1412.6980, section 3 (the divisor).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from functools import cache

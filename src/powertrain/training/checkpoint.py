@@ -211,7 +211,7 @@ def _staged(state: State, ranks: Ranks, take: Callable[[Tensor], Tensor]) -> Fil
             if cut is None:
                 held |= {tensor: take(own_part(value))} if shard == 0 or ranks.in_stages else {}
                 continue
-            pieces = torch.split(own_part(value), [end - first for first, end in cut.ranges], cut.dimension)
+            pieces = torch.split(own_part(value), cut.lengths, cut.dimension)
             for number, ((first, _), piece) in enumerate(zip(cut.ranges, pieces, strict=True)):
                 key = tensor if len(pieces) == 1 else f"{tensor}.{number}"
                 if piece.numel():

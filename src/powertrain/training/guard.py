@@ -6,8 +6,6 @@ Loss and norm are those of the whole step, so all processes come to the same ver
 Source of the rule for spikes: OLMo-core, SkipStepOptimizer (6 standard deviations, 128 steps).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,13 +5,10 @@ split into micro-batches gives the same update. Nothing in here waits for the de
 and whoever wants the numbers reads them when it has to.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,28 +17,16 @@ from powertrain.data.example import Example
 from powertrain.data.order import pass_seed
 from powertrain.models.adapters.attached import penalty_of
 from powertrain.models.model import evaluating
-from powertrain.records import Batch, NotApplied
+from powertrain.records import Batch, NotApplied, Plan
 from powertrain.records.events import Evaluated
 from powertrain.training.guard import Guard
 from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import (
-    COMMUNICATION,
-    Lap,
-    Laps,
-    MicroBatches,
-    Setup,
-    changed_fields,
-    load_when_needed,
-    no_lap,
-)
+from powertrain.training.setup import COMMUNICATION, Lap, Laps, MicroBatches, Setup, changed_fields, load_when_needed, no_lap
 from powertrain.training.sharded import Sharding
 from powertrain.training.updates import RunOptimizer
-
-if TYPE_CHECKING:
-    from powertrain.records import Plan
 
 APART = 1e-2                 # of losses and norms of the same passes, summed in another order, with products in bf16
 

@@ -16,7 +16,7 @@ from powertrain.training.rewards import Reward
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from powertrain.models.kernels.losses import Loss, Terms
+    from powertrain.models.kernels.losses import Loss
     from powertrain.models.model import Model
     from powertrain.recipe import Recipe
 
@@ -51,24 +51,22 @@ class NextToken(Objective):
         return None
 
     def sums(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
+        from powertrain.models.kernels.losses import Terms
+
         noise = embedding_noise(model, batch, self.embedding_noise) if self.embedding_noise and model.training \
             else contextlib.nullcontext()
         with noise:
             hidden = model.hidden(batch, **kernels)
         if not self.metrics:
             return {"loss": loss(model, hidden, batch.targets, batch.trained_tokens)}
-        total, plain, squared = loss(model, hidden, batch.targets, batch.trained_tokens, self._terms()).unbind()
+        terms = Terms(self.label_smoothing, self.z_loss)
+        total, plain, squared = loss(model, hidden, batch.targets, batch.trained_tokens, terms).unbind()
         found = {"loss": total, "cross_entropy": plain, "z_loss": self.z_loss * squared}
         return {name: found[name] for name in ("loss", *self.metrics)}
 
     def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
         """Return plain cross-entropy, which runs with any settings can be compared by."""
         return {"loss": loss(model, model.hidden(batch, **kernels), batch.targets, batch.trained_tokens)}
-
-    def _terms(self) -> Terms:
-        from powertrain.models.kernels.losses import Terms
-
-        return Terms(self.label_smoothing, self.z_loss)
 
 
 @contextlib.contextmanager

@@ -6,32 +6,26 @@ read out weight by weight.
 Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO), sections 5.1 and 5.2; deepspeed.runtime.zero.stage_1_and_2, 0.19.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from powertrain.records import Batch
 from powertrain.shapes import BUCKET_BYTES
+from powertrain.training.objective import Sums
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.setup import Lap, Setup
 from powertrain.training.sharded import ShardedRanks, Sharding
 from powertrain.training.updates import Moments, RunOptimizer
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from powertrain.records import Batch
-    from powertrain.training.objective import Sums
-
-T = TypeVar("T")
 FP32_BYTES = 4
 
 
@@ -46,7 +40,7 @@ class DeepSpeedSharding(Sharding):
         with _deepspeed() as deepspeed:
             deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
 
-    def ranks(self, model: nn.Module, plain: Ranks) -> DeepSpeedRanks:
+    def ranks(self, model: nn.Module, plain: Ranks) -> "DeepSpeedRanks":
         given = {one.name: getattr(plain, one.name) for one in fields(plain)}
         return DeepSpeedRanks(**given, model=model, division=self)
 
@@ -89,12 +83,9 @@ class DeepSpeedRanks(ShardedRanks):
     def shard(self) -> tuple[int, int] | None:
         return (0, 1) if self.is_writer else None
 
-    def abreast(self, passes: Sequence[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
-        most = max(self.each(len(passes)))
-        for place in range(most):
-            for engine in self.division.engines:  # type: ignore[attr-defined]
-                engine.set_gradient_accumulation_boundary(place == most - 1)
-            yield (passes[place], True) if place < len(passes) else (spare(), False)
+    def begin_pass(self, *, is_last: bool) -> None:
+        for engine in self.division.engines:  # type: ignore[attr-defined]
+            engine.set_gradient_accumulation_boundary(is_last)
 
 
 class DeepSpeedOptimizer(RunOptimizer):

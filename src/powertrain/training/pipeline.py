@@ -10,8 +10,6 @@ tokens that train nothing. A step with fewer passes than stages gets passes of n
 Source: Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021, arXiv:2104.04473; torch.distributed.pipelining.Schedule1F1B.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -8,8 +8,6 @@ Two kinds of numbers are exchanged. Tensors stay on the device. Counts and decis
 group of the host, so that no process waits for its device.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -118,8 +116,8 @@ ALONE = Ranks()
 class GroupRanks(Ranks):
     """One process of a torch.distributed group. See `joined`."""
 
-    devices: ProcessGroup | None = None      # exchanges tensors; None: the default group
-    hosts: ProcessGroup | None = None        # exchanges Python values; None: the default group
+    devices: "ProcessGroup | None" = None      # exchanges tensors; None: the default group
+    hosts: "ProcessGroup | None" = None        # exchanges Python values; None: the default group
     within: timedelta = ANSWERS_WITHIN
     watch: Watch | None = None
 

@@ -88,11 +88,14 @@ class ShardedRanks(GroupRanks):
     def abreast(self, passes: Sequence[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
         most = max(self.each(len(passes)))
         for place in range(most):
-            last = place == most - 1
-            self.model.set_requires_gradient_sync(self.division.stage > 1 or last)
-            self.model.set_reshard_after_backward(self.division.stage == 3 or last)
+            self.begin_pass(is_last=place == most - 1)
             yield (passes[place], True) if place < len(passes) else (spare(), False)
         self.put_away()
+
+    def begin_pass(self, *, is_last: bool) -> None:
+        """Say what the next backward pass does with gradients and with gathered weights; `is_last` of the step."""
+        self.model.set_requires_gradient_sync(self.division.stage > 1 or is_last)
+        self.model.set_reshard_after_backward(self.division.stage == 3 or is_last)
 
     def put_away(self) -> None:
         for part in parts_of(self.model):
@@ -140,6 +143,10 @@ class Cut:
 
     dimension: int
     ranges: tuple[tuple[int, int], ...]      # first and last + 1, in the whole weight
+
+    @property
+    def lengths(self) -> list[int]:
+        return [end - first for first, end in self.ranges]
 
 
 def cut_of(weight: Tensor) -> Cut | None:

@@ -4,8 +4,6 @@ The watch is a thread of Python's own faulthandler, which needs no lock of the i
 a library. One that was frozen is seen when it goes on, by that thread or by the one that trains, whichever comes first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

@@ -10,28 +10,24 @@ and gradients are summed over the processes that hold the same parts.
 Source: Shoeybi et al. 2019, arXiv:1909.08053 (Megatron-LM), section 3.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.frozen import compute_dtype
 from powertrain.training.ranks import GroupRanks, Number, Ranks
 from powertrain.training.sharded import Cut, exchanging
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 PART = "part"                                # the attribute of a weight; see Part
@@ -57,7 +53,7 @@ class Part:
             dist.all_gather(parts, part.contiguous(), group=self.group)
         whole = part.new_empty(self.shape)
         for cut, of_process in zip(self.cuts, parts, strict=True):
-            for view, piece in zip(_pieces(whole, cut), torch.split(of_process, _lengths(cut), cut.dimension), strict=True):
+            for view, piece in zip(_pieces(whole, cut), torch.split(of_process, cut.lengths, cut.dimension), strict=True):
                 view.copy_(piece)
         return whole
 
@@ -91,7 +87,7 @@ class TensorParallel:
                 if norm is not None:         # a process has the gradient of its own heads alone
                     norm.weight.register_hook(partial(_summed, group=group))  # type: ignore[no-untyped-call]
 
-    def ranks(self, model: nn.Module, plain: Ranks) -> TensorRanks:
+    def ranks(self, model: nn.Module, plain: Ranks) -> "TensorRanks":
         """Return a process's part of the run of a model that `divide` has divided."""
         del model
         assert self.mesh is not None
@@ -115,10 +111,6 @@ def _ranges(sizes: Sequence[int], place: int, degree: int) -> tuple[tuple[int, i
                  for start, size in zip(starts, sizes, strict=False))
 
 
-def _lengths(cut: Cut) -> list[int]:
-    return [end - first for first, end in cut.ranges]
-
-
 def _pieces(whole: Tensor, cut: Cut) -> list[Tensor]:
     """Return the views of a whole tensor that a cut consists of."""
     return [whole.narrow(cut.dimension, first, end - first) for first, end in cut.ranges]
@@ -134,7 +126,7 @@ class DividedLinear(nn.Linear):
     divides_bias: ClassVar[bool]
 
     @classmethod
-    def of(cls, whole: Any, cuts: tuple[Cut, ...], group: ProcessGroup) -> DividedLinear:
+    def of(cls, whole: Any, cuts: tuple[Cut, ...], group: ProcessGroup) -> Self:
         """Return this process's part of a whole linear."""
         linear = cls(whole.in_features, whole.out_features, bias=whole.bias is not None, device="meta")
         linear.weight = _part_of(whole.weight, cuts, group)

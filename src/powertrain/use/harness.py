@@ -4,8 +4,6 @@ Nothing is downloaded for a task whose data are files here. A task's file that w
 user has allowed it: see harness_files.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Sequence

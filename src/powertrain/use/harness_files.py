@@ -4,8 +4,6 @@ lm-eval itself runs Python that a task's file names (`!function`, also in a file
 evaluate library for a metric of another name than its own, and templates that reach any object of Python.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Tokens, windows and cuts are those of lm-eval's own backend for transformers, so
 computed in flat passes, without padding: several documents end to end, each by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any

@@ -8,8 +8,6 @@ Of many examples these are found once and mapped by later starts, which then tak
 digest of all that decides them: the parts, the split, the weights and the seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Sequence

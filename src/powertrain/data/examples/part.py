@@ -10,8 +10,6 @@
 All are memory-mapped: what a process holds does not grow with the data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import time

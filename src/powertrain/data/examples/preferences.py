@@ -4,8 +4,6 @@ A pair is stored as its two documents end to end, the chosen one first. Only the
 trained; in a pair the prompt is the turns that both sides begin with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

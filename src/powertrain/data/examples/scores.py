@@ -7,8 +7,6 @@ The key is a digest of all that decides the scores: the examples (their rows, to
 reference, and the type that its products are computed in.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

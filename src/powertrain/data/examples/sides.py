@@ -1,7 +1,5 @@
 """Which examples validate, and which an epoch trains, how often: arrays of few bytes for each of millions of examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

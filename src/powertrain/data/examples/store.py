@@ -6,8 +6,6 @@ The key is a digest of all that decides what is stored: the source's content, th
 seed and weights are not in it; they are applied to the numbers of the examples, see epoch.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +44,7 @@ FEW_TOO_LONG = 0.1                           # a larger share is cut only if tha
 class Examples(StoredExamples):
     """Some of a store's examples, in an order."""
 
-    store: ExampleStore
+    store: "ExampleStore"
     indices: npt.NDArray[np.integer[Any]]    # of stored examples; one may occur several times
 
     def __len__(self) -> int:

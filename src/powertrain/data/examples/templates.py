@@ -13,8 +13,6 @@ Conversations with tools are rendered by transformers' sandbox. A template that 
 for rows that have some: the model would learn answers whose reason it cannot see, or lose what it has to learn.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ conversation is full of them. Saved, transformers.AutoTokenizer gives the same i
 A token is trained if it starts in a trained place of the text, so a tokenised text tells where each token starts.
 """
 
-from __future__ import annotations
-
 import difflib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -72,7 +70,7 @@ class ExampleTokenizer(FolderTokenizer):
         first = None if self.before is None else self.library.token_to_id(self.before)
         return before if first in before else () if first is None else (first,), behind
 
-    def tokenise(self, texts: Sequence[str]) -> list[Tokenised | str]:
+    def tokenise(self, texts: Sequence[str]) -> "list[Tokenised | str]":
         """Return each text's tokens; where the tokenizer cannot encode a text, the reason."""
         long = {number: f"it has {len(text):,} characters; an example has at most {LONGEST_PIECE_CHARS:,}: divide it"
                 for number, text in enumerate(texts) if len(text) > LONGEST_PIECE_CHARS}
@@ -83,7 +81,7 @@ class ExampleTokenizer(FolderTokenizer):
         others = iter(self.offsets([text for text, pieces in zip(texts, known, strict=True) if pieces is None]))
         return [next(others) if pieces is None else pieces for pieces in known]
 
-    def offsets(self, texts: Sequence[str]) -> list[Tokenised | str]:
+    def offsets(self, texts: Sequence[str]) -> "list[Tokenised | str]":
         """Tokenise as `tokenise` does, by the library alone, on all cores."""
         return [found if isinstance(found, str) else Offsets(text, found, self.is_added)
                 for text, found in zip(texts, each_or_reason(self.library, texts, False), strict=True)]

@@ -4,8 +4,6 @@ It works once in a forked process, which the system ends after a time, and which
 template a few messages are enough: what takes long by the number of messages alone takes long for these too.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ The prompt has a column of its own, or is implicit: then it is how both answers 
 Names and meanings are TRL's (its page "Dataset formats"); LLaMA-Factory's names of the columns are known too.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

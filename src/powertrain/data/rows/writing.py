@@ -9,9 +9,7 @@ import csv
 import itertools
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from powertrain.data.rows.files import json_kind
 from powertrain.data.rows.reading import BATCH_ROWS, local_files, optional_part, read_rows
 from powertrain.data.rows.row import Rejected, Row
 from powertrain.records import WrongUse
-from powertrain.records.json_files import clear_abandoned, sync
+from powertrain.records.json_files import draft_of
 
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -42,42 +40,21 @@ def check_output(out: Path, sources: Iterable[str] = (), split: str | None = Non
         raise WrongUse(f"there is no folder {out.parent} to write {out.name} into; make it first")
 
 
-@contextmanager
-def draft_of(out: Path) -> Iterator[Path]:
-    """Give a file beside `out` to write to; it becomes `out` at the end, and is removed after an error."""
-    clear_abandoned(out.parent, f".*.draft{out.suffix}")
-    draft = out.with_name(f".{out.stem}.{os.getpid()}.draft{out.suffix.lower()}")
-    try:
-        yield draft
-        with draft.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(draft, out)
-        sync(out.parent)
-    finally:
-        with suppress(FileNotFoundError):
-            draft.unlink()
-
-
 def write_rows(out: Path, rows: Rows, same: Same | None = None) -> int:
     """Write the rows as `out` and return how many they are. Raises WrongUse where `out` would not hold the same.
 
     `same` compares a row's fields with what is read back; by default they have to be equal.
     """
     ending = out.suffix.lower()
-    with draft_of(out) as draft:
+    with draft_of(out, ending) as draft:
         if ending in DELIMITERS:
             _write_sheet(draft, rows, DELIMITERS[ending])
         elif ending in TABLES:
             _write_table(draft, rows, ending)
         else:
-            _write_lines(draft, rows)
+            with draft.open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(_json_line(row.fields, row.origin) for row in rows())
         return _compare(draft, out, rows, same or _differing)
-
-
-def _write_lines(draft: Path, rows: Rows) -> None:
-    with draft.open("w", encoding="utf-8", newline="\n") as file:
-        for row in rows():
-            file.write(_json_line(row.fields, row.origin))
 
 
 def _json_line(fields: Mapping[str, Any], origin: str) -> str:

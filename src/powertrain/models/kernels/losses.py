@@ -127,14 +127,19 @@ def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, place
 
     `places` (N,) of the targets that train; None = every row goes to the head, so that no shape depends on the targets.
     """
+    return _by_head(_ChunkedLoss, model, hidden, targets, rows, places, terms, rows_loss)
+
+
+def _by_head(function: type[torch.autograd.Function], model: Model, hidden: Tensor, targets: Tensor, rows: int,
+             *more: Any) -> Tensor:
+    """Apply a function to the rows that the head reads, the head's weight, the targets, and what it takes more."""
     assert isinstance(model, Decoder)                # no other model has a head of its own
     dtype, weight = compute_dtype(hidden), model.head_weight     # (V, width), in the dtype that it is stored in
     if not torch.is_grad_enabled():                  # a Function would still be asked for the gradients of weights
         hidden, weight = hidden.detach(), weight.detach()
     with torch.autocast(hidden.device.type, enabled=False):
-        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, rows, dtype, places, terms,  # type: ignore[no-untyped-call]
-                                          rows_loss)
-    return loss
+        found: Tensor = function.apply(hidden, weight, targets, rows, dtype, *more)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -172,14 +177,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def chunked_scores(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor,
                    rows_loss: RowsLoss = plain_rows) -> Tensor:
     """Return the log-probabilities (N,) of the targets at `places` as `Scores` does, `rows` rows at a time."""
-    assert isinstance(model, Decoder)                # no other model has a head of its own
-    dtype, weight = compute_dtype(hidden), model.head_weight
-    if not torch.is_grad_enabled():
-        hidden, weight = hidden.detach(), weight.detach()
-    with torch.autocast(hidden.device.type, enabled=False):
-        scores: Tensor = _ChunkedScores.apply(hidden, weight, targets, rows, dtype, places,  # type: ignore[no-untyped-call]
-                                              rows_loss)
-    return scores
+    return _by_head(_ChunkedScores, model, hidden, targets, rows, places, rows_loss)
 
 
 class _ChunkedScores(torch.autograd.Function):

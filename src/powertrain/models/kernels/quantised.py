@@ -11,8 +11,6 @@ q, k and v are quantised apart, because transformers has them as separate module
 gpt_neox interleaves their rows in one module; there the scales are rounded in another order than in transformers.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import logging
@@ -82,7 +80,7 @@ class Packed:
         out: Tensor = dequantize_4bit(self.values, wanted)
         return out.view(self.rows, -1)
 
-    def move(self, device: torch.device) -> Packed:
+    def move(self, device: torch.device) -> "Packed":
         self.state.to(device)
         return Packed(self.values.to(device), self.state, self.rows)
 

@@ -5,11 +5,9 @@ pass copies the trained weights in the products' dtype, for itself and its backw
 weight without torch noticing, so no older copy can be trusted. A frozen weight is not copied: it is converted at each use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +101,7 @@ class Functions:
     enter_back_of_first: Callable[..., parts.EnteredBack]    # without its input's gradient: too little work to compile
 
     @classmethod
-    def of(cls, halves: parts.Parts, change: Callable[[Any], Any] = lambda function: function) -> Functions:
+    def of(cls, halves: parts.Parts, change: Callable[[Any], Any] = lambda function: function) -> Self:
         return cls(change(halves.enter), change(halves.leave), change(halves.leave_back), change(halves.enter_back),
                    halves.enter_back)
 

@@ -13,8 +13,6 @@ attention) holds references to some of these tensors. Such a tensor object stays
 allocated and filled again before attention's backward pass reads it.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -51,7 +49,7 @@ class Saving:
     """`actions`: kind -> "recompute" or "offload"; other kinds are kept. `inner` and `heads` recompute, as in `Parts`."""
 
     actions: Mapping[str, str]
-    host: Host
+    host: "Host"
     inner: Callable[..., Tensor] = field(repr=False)
     heads: Callable[..., Tensor] = field(repr=False)
     freed: int = field(default=0, compare=False)             # tensors so far; the two norms' results of a block count once
