@@ -31,7 +31,7 @@ EXPECTED: dict[str, dict[str, str]] = {
                            "optimizer_not_fused": "low"},
     "nano_train.py": {"modules_missing": "critical", "compiled_names_saved": "low",
                       "logging_each_step": "low", "pickle_loaded": "low"},
-    "plain_loop.py": {"checkpoint_cannot_resume": "moderate", "item_each_step": "moderate", "padding_to_max_length": "moderate",
+    "plain_loop.py": {"checkpoint_cannot_resume": "moderate", "item_each_step": "low", "padding_to_max_length": "moderate",
                       "loop_in_fp32": "moderate",
                       "padding_trained": "critical", "optimizer_not_fused": "low", "tokenised_each_epoch": "low"},
     "axolotl.yml": {"adapters_with_spilled_optimizer": "low", "logging_each_step": "low", "lora_dropout_cost": "low"},

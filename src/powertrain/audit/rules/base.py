@@ -66,12 +66,21 @@ def found(severity: Severity, *seen: Shown, edits: tuple[Edit, ...] = (), expect
     return worded
 
 
-@cache
 def wording() -> Mapping[str, Mapping[str, Any]]:
     """Return findings.yaml: the name of a rule -> what its findings say."""
-    text = (resources.files("powertrain") / "audit" / "findings.yaml").read_text(encoding="utf-8")
-    said: Mapping[str, Mapping[str, Any]] = yaml.load(text, _Yaml)
-    return said
+    return _read("findings.yaml")
+
+
+def known(name: str) -> Any:
+    """Return what known.yaml lists under a name."""
+    return _read("known.yaml")[name]
+
+
+@cache
+def _read(name: str) -> Mapping[str, Any]:
+    text = (resources.files("powertrain") / "audit" / name).read_text(encoding="utf-8")
+    read: Mapping[str, Any] = yaml.load(text, _Yaml)
+    return read
 
 
 def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:

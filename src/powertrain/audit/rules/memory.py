@@ -4,7 +4,18 @@ import ast
 
 from powertrain.audit.commands import commands
 from powertrain.audit.edits import removed, renamed, set_to, with_line, with_text
-from powertrain.audit.rules.base import Findings, as_trained, at_most, code_rule, code_rule_once, found, reckonable, room, rule
+from powertrain.audit.rules.base import (
+    Findings,
+    as_trained,
+    at_most,
+    code_rule,
+    code_rule_once,
+    found,
+    known,
+    reckonable,
+    room,
+    rule,
+)
 from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
@@ -33,12 +44,7 @@ OFFLOADS = ("deepspeed.zero_optimization.offload_optimizer.device", "deepspeed.z
             "accelerate.fsdp_config.fsdp_offload_params", "fsdp.offload_params", "fsdp.cpu_offload")
 PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")     # accelerate's distributed types that shard nothing
 KEEPS_CHECKPOINTS_DTYPE = (5,)               # transformers: before, from_pretrained gave fp32 where no dtype was asked for
-# published checkpoints -> what their config.json says of the dtype
-CHECKPOINTS = {"bf16": ("meta-llama/Llama-3", "meta-llama/Meta-Llama-3", "mistralai/", "google/gemma", "Qwen/Qwen1.5",
-                        "Qwen/Qwen2", "Qwen/Qwen3", "HuggingFaceTB/SmolLM2", "TinyLlama/TinyLlama-1.1B-Chat",
-                        "microsoft/Phi-3", "microsoft/phi-4"),
-               "fp16": ("facebook/opt-", "EleutherAI/pythia", "bigscience/bloom", "meta-llama/Llama-2", "NousResearch/Llama-2",
-                        "huggyllama/llama", "microsoft/phi-2")}
+CHECKPOINTS = known("checkpoints")
 
 
 def asked_for(subject: Subject, key: str) -> str:
@@ -100,7 +106,7 @@ def loaded_dtype(subject: Subject, where: Circumstances) -> tuple[str | None, st
     kept = loads and not hides_arguments(made) and (where.version("transformers") or (0,)) >= KEEPS_CHECKPOINTS_DTYPE
     if not kept or not isinstance(path, str) or script.says("float32", ".float()", "deepspeed"):
         return None, key
-    return next((dtype for dtype, names in CHECKPOINTS.items() if path.startswith(names)), None), "model.path"
+    return next((dtype for dtype, names in CHECKPOINTS.items() if path.startswith(tuple(names))), None), "model.path"
 
 
 @code_rule_once

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
 from powertrain.audit.installed import LIBRARIES, defined, in_force, is_missing, is_module, lacks, members
 from powertrain.audit.reading_calls import OF_THE_CONFIG
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.memory import OFFLOAD
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Setting, Subject
@@ -15,34 +15,8 @@ from powertrain.records.findings import Evidence, Severity
 
 SINCE = (5,)                 # transformers; and TRL 1 with it
 REPORTING, EVALUATING = "training.report_to", "training.eval_strategy"
-# old name -> new one, "" where there is none. Source: TrainingArguments and Trainer of transformers 5.23, TRL 1.16's SFTConfig
-REMOVED: Mapping[str, str] = {
-    "warmup_ratio": "warmup_steps", "evaluation_strategy": "eval_strategy", "max_seq_length": "max_length",
-    "group_by_length": "train_sampling_strategy", "logging_dir": "", "save_safetensors": "", "overwrite_output_dir": "",
-    "no_cuda": "use_cpu", "per_gpu_train_batch_size": "per_device_train_batch_size", "fp16_opt_level": "",
-    "tokenizer": "processing_class", "max_prompt_length": "",
-    "fp16_backend": "", "half_precision_backend": "", "use_mps_device": "", "past_index": "", "jit_mode_eval": "",
-}
-# import -> what replaces it. Source: transformers 5.23, peft 0.21, TRL 1
-GONE: Mapping[str, str] = {
-    "transformers.AdamW": "torch.optim.AdamW", "transformers.optimization.AdamW": "torch.optim.AdamW",
-    "transformers.AutoModelWithLMHead": "AutoModelForCausalLM", "transformers.TextDataset": "datasets.load_dataset",
-    "transformers.LineByLineTextDataset": "datasets.load_dataset",
-    "peft.prepare_model_for_int8_training": "peft.prepare_model_for_kbit_training",
-    "datasets.load_metric": "evaluate.load", "trl.trainer.ConstantLengthDataset": "packing=True of SFTConfig",
-    "trl.DataCollatorForCompletionOnlyLM": "completion_only_loss=True of SFTConfig",
-    "transformers.is_torch_tpu_available": "is_torch_xla_available", "nlp.load_dataset": "datasets.load_dataset",
-    "transformers.deepspeed": "transformers.integrations",
-    "trl.commands.cli_utils": "trl.TrlParser", "trl.setup_chat_format": "chat_template_path of SFTConfig",
-    "trl.trainer.utils.DataCollatorForCompletionOnlyLM": "completion_only_loss=True of SFTConfig",
-    "trl.trainer.utils.ConstantLengthDataset": "packing=True of SFTConfig",
-    "trl.trainer.utils.SIMPLE_CHAT_TEMPLATE": "chat_template_path of SFTConfig",
-    "trl.trainer.utils.SIMPLE_SFT_CHAT_TEMPLATE": "chat_template_path of SFTConfig",
-    "trl.trainer.utils.DPODataCollatorWithPadding": "trl.experimental.utils",
-    "trl.trainer.utils.peft_module_casting_to_bf16": "trl.experimental.utils",
-    "trl.trainer.utils.pad_to_length": "trl.experimental.utils",
-}
-
+REMOVED: Mapping[str, str] = known("removed_arguments")
+GONE: Mapping[str, str] = known("gone_imports")
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 OF_UNSLOTH = ("tokenizer", "max_seq_length")          # which its trainers still take
 CONVERTED = ("warmup_ratio", "max_prompt_length", "evaluation_strategy")         # by its versions of TRL's arguments

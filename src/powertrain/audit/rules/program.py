@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from powertrain.audit.project import HIGHEST
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
 from powertrain.audit.scopes import bound_names, is_annotation, is_open, is_tried, names_of, only_added_to, own_tree, run_nodes
@@ -33,11 +33,7 @@ SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "tor
 HELD_OUT = ("val", "eval", "test")
 PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # in names of the number of processes
 PARTS = ("model", "tokenizer")
-# models whose repositories have no code of their own: transformers has it
-NATIVE = ("Qwen/Qwen1.5", "Qwen/Qwen2", "Qwen/Qwen3", "meta-llama/", "mistralai/", "google/gemma", "TinyLlama/",
-          "HuggingFaceTB/", "facebook/opt", "EleutherAI/", "gpt2", "openai-community/")
-# published tokenizers that put a beginning-of-text token in front, as do their chat templates
-BEGINS = ("meta-llama/", "mistralai/", "google/gemma", "NousResearch/Llama", "NousResearch/Meta-Llama", "huggyllama/")
+NATIVE, BEGINS = tuple(known("native")), tuple(known("begins"))
 
 
 @code_rule_once

@@ -3,22 +3,13 @@
 import re
 from collections import Counter
 
-from powertrain.audit.rules.base import Findings, found, rule
+from powertrain.audit.rules.base import Findings, found, known, rule
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.records.findings import Evidence, Place
 
 TEMPLATE = "tokenizer.chat_template"
-# template of LLaMA-Factory -> parts of the names of the models that it is for
-TEMPLATES = {"llama2": ("llama-2", "llama2"), "llama3": ("llama-3", "llama3"), "qwen": ("qwen",), "qwen3": ("qwen3",),
-             "mistral": ("mistral", "mixtral"), "gemma": ("gemma",), "phi": ("phi",), "phi4": ("phi-4", "phi4"),
-             "baichuan2": ("baichuan",), "chatglm3": ("chatglm",), "glm4": ("glm",), "yi": ("yi",), "deepseek3": ("deepseek",)}
-FAMILIES = ("llama-2", "llama2", "llama-3", "llama3", "qwen", "mistral", "mixtral", "gemma", "phi-", "baichuan", "chatglm")
-# where a component of torchtune was -> where it is
-MOVED = {"torchtune.utils.FullModel": "torchtune.training.FullModel",
-         "torchtune.utils.metric_logging.": "torchtune.training.metric_logging.",
-         "torchtune.utils.setup_torch_profiler": "torchtune.training.setup_torch_profiler",
-         "torchtune.modules.get_cosine_schedule": "torchtune.training.lr_schedulers.get_cosine_schedule",
-         "torchao.prototype.low_bit_optim": "torchao.optim"}
+TEMPLATES, FAMILIES = known("templates"), known("families")
+MOVED = known("moved_components")
 EVALUATING = ("training.eval_steps", "training.evals_per_epoch")
 
 

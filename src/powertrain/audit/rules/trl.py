@@ -4,7 +4,7 @@ import ast
 
 from powertrain.audit.edits import with_text
 from powertrain.audit.installed import in_force
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.names import since
 from powertrain.audit.scopes import is_tried, means
 from powertrain.audit.script import Script
@@ -18,22 +18,8 @@ OWN_CONFIGS = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "GRPOTrainer", "RLOO
 REFERRED = ("DPOTrainer", "KTOTrainer")
 BARE = tuple(f"transformers.{name}.from_pretrained" for name in (
     "AutoModel", "BertModel", "RobertaModel", "DistilBertModel", "GPT2Model", "T5Model", "LlamaModel", "MistralModel"))
-# names that data sets had on the hub before each had an owner -> the name with its owner
-OWNED = {"ag_news": "fancyzhx/ag_news", "amazon_polarity": "fancyzhx/amazon_polarity", "banking77": "PolyAI/banking77",
-         "billsum": "FiscalNote/billsum", "bookcorpus": "bookcorpus/bookcorpus", "boolq": "google/boolq", "c4": "allenai/c4",
-         "cnn_dailymail": "abisee/cnn_dailymail", "commonsense_qa": "tau/commonsense_qa", "conll2003": "eriktks/conll2003",
-         "dbpedia_14": "fancyzhx/dbpedia_14", "emotion": "dair-ai/emotion", "glue": "nyu-mll/glue", "gsm8k": "openai/gsm8k",
-         "hellaswag": "Rowan/hellaswag", "imdb": "stanfordnlp/imdb", "multi_news": "alexfabbri/multi_news",
-         "multi_nli": "nyu-mll/multi_nli", "openbookqa": "allenai/openbookqa", "openwebtext": "Skylion007/openwebtext",
-         "opus_books": "Helsinki-NLP/opus_books", "piqa": "ybisk/piqa", "race": "ehovy/race",
-         "rotten_tomatoes": "cornell-movie-review-data/rotten_tomatoes", "samsum": "knkarthick/samsum",
-         "snli": "stanfordnlp/snli", "squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2", "sst2": "stanfordnlp/sst2",
-         "super_glue": "aps/super_glue", "trec": "CogComp/trec", "trivia_qa": "mandarjoshi/trivia_qa",
-         "tweet_eval": "cardiffnlp/tweet_eval", "wikipedia": "wikimedia/wikipedia", "wikitext": "Salesforce/wikitext",
-         "wmt14": "wmt/wmt14", "wmt16": "wmt/wmt16", "xnli": "facebook/xnli", "xsum": "EdinburghNLP/xsum",
-         "yelp_polarity": "fancyzhx/yelp_polarity", "yelp_review_full": "Yelp/yelp_review_full"}
-# one class, then the other
-SORTED = ("imdb", "stanfordnlp/imdb", "rotten_tomatoes", "cornell-movie-review-data/rotten_tomatoes")
+OWNED = known("owners")
+SORTED = known("sorted_by_class")
 ON_THE_DEVICE = ("to", "cuda", "pipeline", "set_default_device", "dispatch_model")
 
 
