@@ -8,13 +8,15 @@ Compatibility").
 
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from powertrain.machine import hidden_gpus
 from powertrain.records import IdleGpu, WrongUse
 
+T = TypeVar("T")
 Version = tuple[int, int]
 
 # of CUDA's major release -> the oldest driver on Linux, from the release notes of CUDA's toolkit
@@ -36,22 +38,30 @@ class Driver:
 
 
 def read_driver() -> Driver | None:
-    """Return what NVIDIA's own library says; None where there is no such library, no driver or no GPU. No torch is loaded."""
+    """Return the driver and its first GPU; None where there is no such library, no driver or no GPU. No torch is loaded."""
+    return told_by_nvml(_driver, None)
+
+
+def _driver(nvml: Any) -> Driver:
+    gpu, cuda = nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlSystemGetCudaDriverVersion_v2()         # 12040 is 12.4
+    return Driver(nvml.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10), nvml.nvmlDeviceGetName(gpu),
+                  nvml.nvmlDeviceGetCudaComputeCapability(gpu))
+
+
+def told_by_nvml(ask: Callable[[Any], T], otherwise: T) -> T:
+    """Return what `ask` learns of NVIDIA's own library; `otherwise` where it is not here, or does not answer."""
     try:
         import pynvml
     except ImportError:                      # nvidia-ml-py is not for macOS
-        return None
+        return otherwise
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return None
+        return otherwise
     try:
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()        # 12040 is 12.4
-        return Driver(pynvml.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10), pynvml.nvmlDeviceGetName(gpu),
-                      pynvml.nvmlDeviceGetCudaComputeCapability(gpu))
-    except pynvml.NVMLError:
-        return None
+        return ask(pynvml)
+    except pynvml.NVMLError:                 # there is no GPU, or it was lost meanwhile
+        return otherwise
     finally:
         pynvml.nvmlShutdown()
 

@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 
 from powertrain.facts.machine_watch import energy_j, taken_j
+from powertrain.facts.nvidia import told_by_nvml
 from powertrain.records.readings import GpuReading, Readings
 
 MEANWHILE_S = 0.1            # over which use and power of the processor are means
@@ -25,24 +26,12 @@ def read_machine(pid: int) -> Readings:
     used_j = None if cores is None else taken_j(before_j, energy_j())
     found = getattr(psutil, "sensors_temperatures", dict[str, Any])()
     hottest_c = max((one.current for name in CPU_SENSORS for one in found.get(name, ())), default=None)
-    return Readings(size_bytes, cores, hottest_c, None if used_j is None else used_j / MEANWHILE_S, _gpus())
+    return Readings(size_bytes, cores, hottest_c, None if used_j is None else used_j / MEANWHILE_S,
+                    told_by_nvml(_gpus, ()))
 
 
-def _gpus() -> tuple[GpuReading, ...]:
-    try:
-        import pynvml
-    except ImportError:                      # nvidia-ml-py is not for macOS
-        return ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return tuple(_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(place)) for place in range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError:                 # a GPU was lost meanwhile
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
+def _gpus(nvml: Any) -> tuple[GpuReading, ...]:
+    return tuple(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(place)) for place in range(nvml.nvmlDeviceGetCount()))
 
 
 def _gpu(nvml: Any, gpu: Any) -> GpuReading:

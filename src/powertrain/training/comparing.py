@@ -70,8 +70,7 @@ class Comparing(Objective):
         return chosen, rejected
 
     def units(self, batch: Batch) -> int:
-        assert batch.comparison is not None
-        return batch.comparison.examples
+        return comparison_of(batch).examples
 
     def totals(self, examples: Sequence[Example]) -> Totals:
         first = [self.documents(example)[0].targets for example in examples]
@@ -108,9 +107,8 @@ class Comparing(Objective):
         """Return the reference's log-probability of each answer (D,), or None where the model itself is still the reference."""
         import torch
 
-        assert batch.comparison is not None
-        if batch.comparison.reference is not None or not isinstance(self.reference, StartingWeights):
-            known = batch.comparison.reference
+        known = comparison_of(batch).reference
+        if known is not None or not isinstance(self.reference, StartingWeights):
             assert known is not None or not getattr(self.reference, "is_ready", False), "the examples have no reference scores"
             return known
         with torch.no_grad(), self.reference.in_place(model):
@@ -132,6 +130,12 @@ class Comparing(Objective):
         return self.sums(model, batch, kernels, loss)
 
 
+def comparison_of(batch: Batch) -> Comparison:
+    """Return what an objective that compares answers has told a batch; see `Objective.told`."""
+    assert batch.comparison is not None
+    return batch.comparison
+
+
 def with_shared_prompts(kernels: Kernels, batch: Batch) -> Kernels:
     """Return the kernels for a batch in which prompts may stand once for two answers."""
     if batch.comparison is None or batch.comparison.shared is None:
@@ -143,8 +147,7 @@ def target_scores(model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> t
     """Return the log-probability of each target (N,), and their sum over each document's answer (D,), both fp32."""
     from powertrain.models.kernels.losses import scores_of
 
-    comparison = batch.comparison
-    assert comparison is not None
+    comparison = comparison_of(batch)
     hidden = model.hidden(batch, **with_shared_prompts(kernels, batch))
     targets = scores_of(loss)(model, hidden, batch.targets, batch.trained_tokens)
     answers = targets.new_zeros(len(comparison.answer_tokens)).index_add(0, comparison.document, targets * comparison.is_answer)
@@ -153,8 +156,7 @@ def target_scores(model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> t
 
 def chosen_nll(batch: Batch, targets: Tensor) -> Tensor:
     """Return the summed negative log-likelihood of the chosen documents' targets, (), times the step's weight of it."""
-    comparison = batch.comparison
-    assert comparison is not None
+    comparison = comparison_of(batch)
     return -(targets * (comparison.document % 2 == 0)).sum() * comparison.nll_weight
 
 

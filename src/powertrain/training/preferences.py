@@ -32,6 +32,7 @@ from powertrain.training.comparing import (
     StartingWeights,
     Totals,
     chosen_nll,
+    comparison_of,
     other_documents,
     reward_sums,
     target_scores,
@@ -77,10 +78,9 @@ class Dpo(Comparing):
         return (*REWARDS, "nll_loss") if self.rpo_alpha else REWARDS
 
     def of_scores(self, batch: Batch, targets: Tensor, answers: Tensor, reference: Tensor) -> Sums:
-        assert batch.comparison is not None
         ratios = answers - reference                             # (2 pairs,): h of each answer
         chosen, rejected = ratios.view(-1, 2).unbind(1)
-        lengths = batch.comparison.answer_tokens.clamp(min=1)
+        lengths = comparison_of(batch).answer_tokens.clamp(min=1)
         loss = self._losses(chosen, rejected, *(ratios / lengths).view(-1, 2).unbind(1)).sum()
         found = reward_sums(self.beta * chosen.detach(), self.beta * rejected.detach(), answers)
         if not self.rpo_alpha:
@@ -145,8 +145,7 @@ class Orpo(Comparing):
         import torch
         from torch.nn.functional import logsigmoid
 
-        assert batch.comparison is not None
-        means = answers / batch.comparison.answer_tokens.clamp(min=1)
+        means = answers / comparison_of(batch).answer_tokens.clamp(min=1)
         chosen, rejected = means.view(-1, 2).unbind(1)
         log_odds = chosen - rejected - (_log1mexp(chosen) - _log1mexp(rejected))
         ratio, nll = logsigmoid(log_odds), chosen_nll(batch, targets)
@@ -185,8 +184,7 @@ class Simpo(Comparing):
     def of_scores(self, batch: Batch, targets: Tensor, answers: Tensor, reference: Tensor) -> Sums:
         from torch.nn.functional import logsigmoid
 
-        assert batch.comparison is not None
-        means = answers / batch.comparison.answer_tokens.clamp(min=1)
+        means = answers / comparison_of(batch).answer_tokens.clamp(min=1)
         chosen, rejected = means.view(-1, 2).unbind(1)
         margin = self.beta * (chosen - rejected) - self.simpo_gamma
         losses = -logsigmoid(margin) * (1 - self.label_smoothing) - logsigmoid(-margin) * self.label_smoothing
@@ -238,9 +236,8 @@ class Kto(Comparing):
         batch = super().told(batch, examples, totals)
         compared = [example for example in examples if isinstance(example, Compared)]
         others, known = other_documents(compared), [example.reference for example in compared if example.reference is not None]
-        assert batch.comparison is not None
         return replace(batch, comparison=replace(
-            batch.comparison, desirable=torch.tensor([example.desirable for example in compared]),
+            comparison_of(batch), desirable=torch.tensor([example.desirable for example in compared]),
             good_weight=totals.examples / totals.desirable if totals.desirable else 0.0,
             bad_weight=totals.examples / (totals.examples - totals.desirable) if totals.examples > totals.desirable else 0.0,
             others=others, others_reference=torch.tensor([of_other for _, of_other in known])
@@ -249,9 +246,9 @@ class Kto(Comparing):
     def scores_by(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
         import torch
 
-        assert batch.comparison is not None
-        assert batch.comparison.others is not None
-        return torch.stack([target_scores(model, one, kernels, loss)[1] for one in (batch, batch.comparison.others)], 1)
+        others = comparison_of(batch).others
+        assert others is not None
+        return torch.stack([target_scores(model, one, kernels, loss)[1] for one in (batch, others)], 1)
 
     def settle(self, model: Model, batches: list[Batch], kernels: Kernels, loss: Loss, ranks: Ranks,
                spare: Callable[[], Batch]) -> list[Batch]:
@@ -277,10 +274,8 @@ class Kto(Comparing):
         """Return log pi - log ref of each prompt with an answer of another prompt (D,)."""
         import torch
 
-        assert batch.comparison is not None
-        assert batch.comparison.others is not None
-        others = batch.comparison.others
-        reference = batch.comparison.others_reference
+        others, reference = comparison_of(batch).others, comparison_of(batch).others_reference
+        assert others is not None
         if reference is None and isinstance(self.reference, StartingWeights):
             with torch.no_grad(), self.reference.in_place(model):
                 reference = target_scores(model, others, kernels, loss)[1]
@@ -290,8 +285,7 @@ class Kto(Comparing):
     def of_scores(self, batch: Batch, targets: Tensor, answers: Tensor, reference: Tensor) -> Sums:
         import torch
 
-        comparison = batch.comparison
-        assert comparison is not None
+        comparison = comparison_of(batch)
         assert comparison.desirable is not None
         ratios, good = answers - reference, comparison.desirable
         kl = ratios.new_zeros(()) if comparison.kl is None else comparison.kl

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.data.example import Compared, Example
 from powertrain.recipe.tables import Setting
 from powertrain.records import Batch, ModelFacts
-from powertrain.training.comparing import REWARDS, Comparing, Totals, with_shared_prompts
+from powertrain.training.comparing import REWARDS, Comparing, Totals, comparison_of, with_shared_prompts
 from powertrain.training.objective import Kernels, Sums
 
 if TYPE_CHECKING:
@@ -48,18 +48,17 @@ class Reward(Comparing):
         import torch
 
         batch = super().told(batch, examples, totals)
-        assert batch.comparison is not None
         margins = torch.tensor([example.margin for example in examples if isinstance(example, Compared)])
-        return replace(batch, comparison=replace(batch.comparison, margins=margins))
+        return replace(batch, comparison=replace(comparison_of(batch), margins=margins))
 
     def sums(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
         from torch.nn.functional import logsigmoid
 
-        assert batch.comparison is not None
-        assert batch.comparison.margins is not None
+        margins = comparison_of(batch).margins
+        assert margins is not None
         chosen, rejected = rewards_of(model, batch, kernels).view(-1, 2).unbind(1)           # (pairs,) each
         apart = chosen - rejected
-        losses = -logsigmoid(apart - batch.comparison.margins) + self.center_rewards_coefficient * (chosen + rejected).square()
+        losses = -logsigmoid(apart - margins) + self.center_rewards_coefficient * (chosen + rejected).square()
         apart = apart.detach()
         return {"loss": losses.sum(), **dict(zip(self.metrics, (
             chosen.detach().sum(), rejected.detach().sum(), apart.sum(), (apart > 0).float().sum()), strict=True))}

@@ -49,7 +49,7 @@ class Saving:
     """`actions`: kind -> "recompute" or "offload"; other kinds are kept. `inner` and `heads` recompute, as in `Parts`."""
 
     actions: Mapping[str, str]
-    host: "Host"
+    host: "PlainHost | PinnedHost"
     inner: Callable[..., Tensor] = field(repr=False)
     heads: Callable[..., Tensor] = field(repr=False)
     freed: int = field(default=0, compare=False)             # tensors so far; the two norms' results of a block count once
@@ -179,6 +179,3 @@ class PinnedHost:
             with torch.cuda.stream(self._stream):
                 stay.back = stay.pinned.to(stay.device, non_blocking=True)
                 stay.moved = self._stream.record_event()
-
-
-Host = PlainHost | PinnedHost
