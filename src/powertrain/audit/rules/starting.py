@@ -96,9 +96,9 @@ def _of_classes(script: Script, made: ast.Call, where: Circumstances) -> frozens
 
 def _fields(script: Script, kind: ast.expr, where: Circumstances, left: int = 8) -> set[str] | None:
     """Return the fields of a dataclass with those that it inherits; None where one of its bases is not known."""
-    of_own = script.name(kind).partition(".")[0] not in LIBRARIES and last_name(kind) not in script.shared_names
-    own = script.classes.get(last_name(kind)) if of_own else None
-    if own is None:
+    own = script.classes.get(kind.id) if isinstance(kind, ast.Name) and kind.id not in script.shared_names else None
+    imported = script.name(kind).partition(".")[0] in LIBRARIES          # unless the file takes the name for its own
+    if own is None or (imported and script.module(own) is not script.module(kind)):
         of_theirs = parameters(of_library(script, kind, where))
         return set(of_theirs) if of_theirs is not None else None
     names = {item.target.id for item in own.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
