@@ -163,6 +163,12 @@ def test_code_behind_a_false_that_is_written_out_is_never_reached(tmp_path: Path
     assert not found("removed_call_arguments", HEAD + loads.format(test="if False"), tmp_path)
 
 
+@pytest.mark.parametrize(("loads", "fires"), [("AutoModelForCausalLM", True), ("AutoTokenizer", False)])
+def test_a_model_is_not_loaded_with_the_token_of_old(loads: str, fires: bool, tmp_path: Path) -> None:
+    text = HEAD + f"other = {loads}.from_pretrained('x', use_auth_token=None)\n" + HF + ARGUMENTS
+    assert bool(found("removed_call_arguments", text, tmp_path)) == fires
+
+
 def test_unsloth_takes_what_trl_no_longer_does(tmp_path: Path) -> None:
     text = ("from trl import SFTConfig, SFTTrainer\n" + HF + "args = SFTConfig('out', warmup_ratio=0.1)\n"
             "SFTTrainer(model=model, args=args, train_dataset=rows, infinite=True).train()\n")

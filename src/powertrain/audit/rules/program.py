@@ -25,9 +25,10 @@ OWN_NAMES = frozenset({"utils", "util", "src", "data", "models", "model", "confi
 SEARCHED = ("sys.path", "addsitedir", "PYTHONPATH", "chdir")         # in a project that has modules elsewhere
 # argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
 GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
-                  "use_auth_token": (("push_to_hub", "load_dataset"), "token"),
+                  "use_auth_token": (("push_to_hub", "load_dataset", "from_pretrained"), "token"),
                   "load_in_8bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
                   "load_in_4bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_4bit=True)")}
+OTHER_LOADERS = ("Tokenizer.from_pretrained", "Config.from_pretrained", "Processor.from_pretrained")      # which pass over it
 SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
 HELD_OUT = ("val", "eval", "test")
@@ -158,7 +159,8 @@ def removed_call_arguments(script: Script, subject: Subject, where: Circumstance
     """A call has an argument that the libraries no longer take."""
     gone = [(item, name) for call in script.every(ast.Call) for item, name in passed(script, call)
             if name in GONE_ARGUMENTS and last_name(call.func) in GONE_ARGUMENTS[name][0]
-            and "unsloth" not in script.name(call).lower() and not _is_said_of_weights(subject, item)]
+            and "unsloth" not in script.name(call).lower() and not _is_said_of_weights(subject, item)
+            and not script.name(call).endswith(OTHER_LOADERS)]
     if gone:
         says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone))
         yield found(since(where), *(item for item, _ in gone), names=says)
