@@ -107,11 +107,16 @@ def test_the_projects_own_commands_have_options_that_the_script_takes(
     assert not made or str(made[0].evidence[0].place).endswith("run.sh:2")
 
 
+OWN_PARSER = OF_CLASSES.replace("args, = Hf", "class Own(HfArgumentParser):\n    pass\nargs, = Hf").replace(
+    "HfArgumentParser((", "Own((")
+
+
+@pytest.mark.parametrize("text", [OF_CLASSES, OWN_PARSER])
 @pytest.mark.parametrize(("key", "fires"), [("warmup_ratio: 0.1", True), ("warmup_steps: 10", False)])
-def test_the_configs_that_start_a_script_have_keys_of_its_classes(key: str, fires: bool, tmp_path: Path) -> None:
+def test_the_configs_that_start_a_script_have_keys_of_its_classes(key: str, fires: bool, text: str, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("python train.py sft.yaml\n", encoding="utf-8")
     (tmp_path / "sft.yaml").write_text(f"own: 2\noutput_dir: out\n{key}\n", encoding="utf-8")
-    made = found("config_refused", HEAD + OF_CLASSES, tmp_path)
+    made = found("config_refused", HEAD + text, tmp_path)
     assert bool(made) == fires
     assert not made or str(made[0].evidence[0].place).endswith("sft.yaml:3")
     (tmp_path / "run.sh").write_text("python train.py --deepspeed sft.yaml\n", encoding="utf-8")
@@ -172,10 +177,11 @@ def test_a_model_is_not_loaded_with_the_token_of_old(loads: str, fires: bool, tm
 def test_unsloth_takes_what_trl_no_longer_does(tmp_path: Path) -> None:
     text = ("from trl import SFTConfig, SFTTrainer\n" + HF + "args = SFTConfig('out', warmup_ratio=0.1)\n"
             "SFTTrainer(model=model, args=args, train_dataset=rows, infinite=True).train()\n")
-    of_unsloth = "from unsloth import FastLanguageModel\nFastLanguageModel.from_pretrained('x')\n" + text
+    used = "FastLanguageModel.from_pretrained('x')\n" + text
     for rule in ("removed_names", "arguments_not_taken"):
         assert found(rule, HEAD + text, tmp_path)
-        assert not found(rule, HEAD + of_unsloth, tmp_path)
+        assert not found(rule, "from unsloth import FastLanguageModel\n" + HEAD + used, tmp_path)
+        assert found(rule, HEAD + "from unsloth import FastLanguageModel\n" + used, tmp_path)
 
 
 def test_a_class_that_is_put_beside_another_has_what_that_one_has(tmp_path: Path) -> None:

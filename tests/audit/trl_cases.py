@@ -19,8 +19,8 @@ ASKED = (HF + TOKENIZER + ARGUMENTS + "trainer = Trainer(model, args, train_data
          "inputs = tokenizer('Once', return_tensors='pt'){moved}\nprint(model.generate(**inputs))\n")
 SUMMARISED = ("from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments\n"
               "model = AutoModelForSeq2SeqLM.from_pretrained('t5-small')\n"
-              "args = Seq2SeqTrainingArguments('out', predict_with_generate=True{more})\n"
-              "Seq2SeqTrainer(model, args, train_dataset=rows).train()\n")
+              "args = Seq2SeqTrainingArguments('out', eval_strategy='epoch', predict_with_generate=True{more})\n"
+              "Seq2SeqTrainer(model, args, train_dataset=rows, eval_dataset=rows).train()\n")
 SCORED = ("import evaluate\nrouge = evaluate.load('rouge')\ndef told(found):\n    scores = rouge.compute(predictions=found)\n"
           "    return {{name: value{part} for name, value in scores.items()}}\n" + HF + ARGUMENTS
           + "Trainer(model, args, train_dataset=rows, compute_metrics=told).train()\n")

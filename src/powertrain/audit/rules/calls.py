@@ -7,7 +7,7 @@ from powertrain.audit.edits import with_text
 from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, required
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
-from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded
+from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, of_unsloth
 from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
@@ -40,7 +40,7 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
     for call in run_nodes(script):
         if not isinstance(call, ast.Call) or not call.keywords or is_guarded(script, call):
             continue
-        if script.name(call).startswith("trl.") and script.says(*UNSLOTH):
+        if script.name(call).startswith("trl.") and of_unsloth(script):
             continue                         # which puts its own versions in their place
         if script.name(call.func).endswith(SAID_OF_KEYS):
             said |= {id(item) for item in call.keywords if item.arg in REMOVED or item.arg in unknown}

@@ -23,6 +23,13 @@ CONVERTED = ("warmup_ratio", "max_prompt_length", "evaluation_strategy")        
 ASKING = ("version", "TYPE_CHECKING", "available")             # in tests that say which release is there
 
 
+def of_unsloth(script: Script) -> bool:
+    """Return whether unsloth stands in for what the script has of TRL: it is used, and imported first."""
+    lines = {name: [node.lineno for node in every(ast.ImportFrom, script.tree) if (node.module or "").partition(".")[0] == name]
+             for name in ("unsloth", "trl")}
+    return script.says(*UNSLOTH) and min(lines["unsloth"], default=0) <= min(lines["trl"], default=0)
+
+
 def since(where: Circumstances) -> Severity:
     """Return how bad a name is that transformers 5 does not have: critical only if version 5 is known to be installed."""
     version = where.version("transformers")
@@ -38,7 +45,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     everything = {**subject.settings, **subject.unread, **subject.unknown}
     made = script.sections.get("training") if script is not None else None
     of_trl = script is not None and made is not None and script.name(made).startswith("trl.")
-    patched = (*OF_UNSLOTH, *(CONVERTED if of_trl else ())) if script is not None and script.says(*UNSLOTH) else ()
+    patched = (*OF_UNSLOTH, *(CONVERTED if of_trl else ())) if script is not None and of_unsloth(script) else ()
     passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
               for item in script.sections[section].keywords if item.arg in REMOVED and item.arg not in patched]
     names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED

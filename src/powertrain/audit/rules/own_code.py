@@ -5,7 +5,7 @@ import ast
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import PASS, TIMES
 from powertrain.audit.rules.labels import given_to, is_masked, starts_at_the_second
-from powertrain.audit.rules.names import UNSLOTH, since
+from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import argument, every, hides_arguments, last_name, names_in, owner_of, reads_of
@@ -84,7 +84,7 @@ def reward_of_distance(script: Script, subject: Subject, where: Circumstances) -
 def groups_of_completions(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A step's completions do not make whole groups, which the trainer refuses."""
     call = script.sections.get("training")
-    if call is None or last_name(call.func) != "GRPOConfig" or hides_arguments(call) or script.says(*UNSLOTH):
+    if call is None or last_name(call.func) != "GRPOConfig" or hides_arguments(call) or of_unsloth(script):
         return
     if any(argument(call, name) is not None for name in ("generation_batch_size", "steps_per_generation")):
         return

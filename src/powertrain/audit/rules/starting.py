@@ -34,7 +34,7 @@ def command_refused(script: Script, subject: Subject, where: Circumstances) -> F
 @code_rule
 def config_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A config that the project starts the script with has keys that the script does not take."""
-    known = _taken(script, where) if any(script.calls(*INTO_CLASSES)) else None
+    known = _taken(script, where) if _parsers(script) else None
     files = [(word, Path(command.place.file).parent) for command in commands(script)
              for before, word in zip(("", *command.words), command.words, strict=False)
              if word.endswith(CONFIGS) and before in ("", "--config")]
@@ -62,7 +62,7 @@ def _is_taken(name: str, known: frozenset[str]) -> bool:
 
 def _taken(script: Script, where: Circumstances) -> frozenset[str] | None:
     """Return the options that the script takes; None where they are not sure."""
-    hf = list(script.calls(*INTO_CLASSES))
+    hf = _parsers(script)
     plain = list(script.calls("argparse.ArgumentParser"))
     if len(hf) == 1 and not plain:
         return _of_classes(script, hf[0], where)
@@ -79,6 +79,12 @@ def _taken(script: Script, where: Circumstances) -> frozenset[str] | None:
     handed_on = any(isinstance(item, ast.Name) and "parser" in item.id and last_name(call.func) not in ("add_argument", "print")
                     and script.called(call) is None for call in every(ast.Call, script.tree) for item in call.args)
     return None if handed_on else frozenset(flags) | OF_PARSERS
+
+
+def _parsers(script: Script) -> list[ast.Call]:
+    """Return where HfArgumentParser, TrlParser or a class of the project above one of them is made."""
+    own = tuple(name for name, kind in script.classes.items() if any(script.name(base) in INTO_CLASSES for base in kind.bases))
+    return [call for call in script.every(ast.Call) if script.name(call) in INTO_CLASSES or last_name(call.func) in own]
 
 
 def _of_classes(script: Script, made: ast.Call, where: Circumstances) -> frozenset[str] | None:

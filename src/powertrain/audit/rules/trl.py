@@ -163,7 +163,8 @@ def generations_cut(script: Script, subject: Subject, where: Circumstances) -> F
     lengths = ("generation_max_length", "max_length", "max_new_tokens", "generation_config", "gen_kwargs")
     told = any(item.arg in lengths for call in script.calls(".evaluate", ".predict", "transformers.Seq2SeqTrainingArguments")
                for item in call.keywords)
-    if isinstance(asked, ast.Constant) and asked.value is True and "t5" in path and not told \
+    evaluates = subject.value("training.eval_strategy") not in (None, "no") or script.has_call(".evaluate", ".predict")
+    if isinstance(asked, ast.Constant) and asked.value is True and "t5" in path and evaluates and not told \
             and not any(item.arg is None for item in (made.keywords if made is not None else ())) \
             and not script.says("generation_config", "generation_max_length"):
         yield found("moderate", asked)
