@@ -92,6 +92,7 @@ OF_CLASSES = ("from dataclasses import dataclass\nfrom transformers import HfArg
 @pytest.mark.parametrize(("text", "command", "names"), [
     (PARSED, "python train.py --rate 1e-3 --batch_size 8", "--batch_size"),
     (PARSED, "torchrun --nproc_per_node 2 train.py \\\n  --rate 1e-3 \\\n  --epochs=3", "--epochs"),
+    (PARSED, "python train.py --rate 1e-3 --epochs 3 \\", "--epochs"),
     (PARSED, "python train.py --rate 1e-3 --train_batch 8 > log --other", None),
     (PARSED, "python other.py --batch_size 8\n# python train.py --batch_size 8", None),
     (PARSED.replace("parse_args()", "parse_known_args()"), "python train.py --batch_size 8", None),

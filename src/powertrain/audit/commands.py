@@ -49,7 +49,7 @@ def _of_file(script: Script, file: Path, root: Path) -> Iterator[Command]:
         if script.path.name not in text or text.lstrip().startswith("#"):
             continue
         try:
-            words = shlex.split(text, posix=True)
+            words = shlex.split(text.rstrip("\\"), posix=True)
         except ValueError:
             continue
         here = next((number for number, word in enumerate(words) if _is_the_script(script, word, file, root)), None)
