@@ -191,3 +191,21 @@ def test_a_class_that_is_put_beside_another_has_what_that_one_has(tmp_path: Path
             "print(trainer.told())\n")
     assert found("attributes_missing", HEAD + text.format(bases="Mixin"), tmp_path)
     assert not found("attributes_missing", HEAD + text.format(bases="Mixin, Trainer"), tmp_path)
+
+
+def test_adapters_are_there_where_their_model_is_moved_at_once(tmp_path: Path) -> None:
+    text = ("import sys\nfrom peft import LoraConfig, get_peft_model\n" + HF + "if len(sys.argv) > 1:\n"
+            "    model = get_peft_model(model, LoraConfig()){moved}\n    model.print_trainable_parameters()\n{after}"
+            + ARGUMENTS + "Trainer(model, args).train()\n")
+    for moved in ("", ".to('cuda')", ".cuda()"):
+        assert not found("adapters_asked_of_base", HEAD + text.format(moved=moved, after=""), tmp_path)
+    assert found("adapters_asked_of_base", HEAD + text.format(moved="", after="model.print_trainable_parameters()\n"), tmp_path)
+
+
+@pytest.mark.parametrize(("gives", "fires"), [("Told(parser.parse_args())", False), ("parser.parse_args()", True)])
+def test_what_a_function_makes_of_the_command_line_has_its_own_names(gives: str, fires: bool, tmp_path: Path) -> None:
+    text = ("import argparse\nclass Told:\n    def __init__(self, args):\n        for name in ('own',):\n"
+            "            setattr(self, name, 1)\ndef parse_args():\n    parser = argparse.ArgumentParser()\n"
+            f"    parser.add_argument('--rate')\n    return {gives}\nargs = parse_args()\nprint(args.other)\n" + HF
+            + ARGUMENTS.replace("args =", "told =") + "Trainer(model, told).train()\n")
+    assert bool(found("options_missing", HEAD + text, tmp_path)) == fires

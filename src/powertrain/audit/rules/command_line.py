@@ -65,8 +65,16 @@ def _namespaces(script: Script) -> set[str]:
             given[node.name].append(node)
         for name in bound_by(node):
             given[name].append(node)
-    return {name for name, values in given.items() if all(
-        isinstance(value, ast.Call) and last_name(value.func) in PARSING for value in values)}
+    return {name for name, values in given.items() if all(_parses(script, value) for value in values)}
+
+
+def _parses(script: Script, value: ast.AST) -> bool:
+    """Return whether a value is what a parser gave, or a function of the project that gives this and nothing else."""
+    if not isinstance(value, ast.Call) or last_name(value.func) not in PARSING:
+        return False
+    function = script.called(value)
+    given = [node.value for node in every(ast.Return, function)] if function is not None else []
+    return function is None or all(isinstance(each, ast.Call) and last_name(each.func) in PARSING for each in given)
 
 
 def _is_the_namespace(script: Script, name: ast.Name) -> bool:

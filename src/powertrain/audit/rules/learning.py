@@ -202,8 +202,8 @@ def adapters_asked_of_base(script: Script, subject: Subject, where: Circumstance
         owner = owner_of(call) if last_name(call.func) in OF_ADAPTERS else None
         if not isinstance(owner, ast.Name) or is_tried(script, call):
             continue
-        made = {node: script.name(node.value) if isinstance(node.value, ast.Call) else ""
-                for node in _given(script, owner.id, script.function(call))}
+        made = {node: script.name(node.value).removesuffix(".to").removesuffix(".cuda").removesuffix("()")
+                if isinstance(node.value, ast.Call) else "" for node in _given(script, owner.id, script.function(call))}
         bases = [node for node, name in made.items() if name.startswith("transformers.") and name.endswith("from_pretrained")]
         others = [node for node, name in made.items() if node not in bases and name.rpartition(".")[2] not in KEPT]
         tests = {script.words(test.test) for test in script.conditions(call)}
