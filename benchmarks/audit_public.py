@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,14 @@ def keep(study: Path, found: Path, judged: Path) -> None:
             {**one, "right": str(number) not in wrong, **({"why": wrong[str(number)]} if str(number) in wrong else {})}
             for number, one in enumerate(answer["findings"])], "expected": [
             {**one, "found": by.get(str(number), "")} for number, one in enumerate(subject["expected"])]})
-    hardware, software = read_hardware(Path("no-cache"), measure=False), read_software()
+    with tempfile.TemporaryDirectory() as cache:
+        hardware, software = read_hardware(Path(cache), measure=False), read_software()
     halves = {half: counts([subject for subject in subjects if subject["half"] == half]) for half in HALVES}
+    answered = [{**{key: subject[key] for key in ("repo", "path", "half", "findings")},
+                 "found": {number: one["found"] for number, one in enumerate(subject["expected"]) if one["found"]}}
+                for subject in subjects]             # what was expected stands in expectations.json, by number
     made = Study(study.name, "audit", f"the audit of {len(subjects)} public files, against what a reader expected",
-                 **studies.circumstances(hardware, software), findings={"halves": halves, "subjects": subjects})
+                 **studies.circumstances(hardware, software), findings={"halves": halves, "subjects": answered})
     studies.save(study, made, {"hardware": hardware, "software": software}, over=True)
 
 

@@ -99,6 +99,7 @@ OF_CLASSES = ("from dataclasses import dataclass\nfrom transformers import HfArg
     (OF_CLASSES, "accelerate launch --num_processes 2 train.py --own 2 --evaluation_strategy steps", "--evaluation_strategy"),
     (OF_CLASSES.replace("Told", "TrainingArguments").replace("(TrainingArguments):", "(transformers.TrainingArguments):")
      .replace("from dataclasses", "import transformers\nfrom dataclasses"), "python train.py --own 2 --learning_rate 1", None),
+    (OF_CLASSES.replace("Told", "TrainingArguments"), "python train.py --own 2 --use quant", "--use"),
     (OF_CLASSES, "python train.py --own 2 --eval_strategy steps --output-dir out --no_bf16", None)])
 def test_the_projects_own_commands_have_options_that_the_script_takes(
         text: str, command: str, names: str | None, tmp_path: Path) -> None:

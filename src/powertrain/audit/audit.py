@@ -1,6 +1,5 @@
 """One file -> its subject -> its audit: every rule asked, causes that another finding explains dropped, the worst first."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from powertrain.audit.configs import read_config
 from powertrain.audit.edits import make_patch
+from powertrain.audit.project import walked
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.subject import Circumstances, Setting, Subject
@@ -15,7 +15,6 @@ from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 MOST_FILES = 500                             # of a folder: more is no project of one training
-NO_PROJECT = ("node_modules", "site-packages", "venv", "env", "__pycache__", "build", "dist", "wandb", "outputs")
 CONFIGS = (".yaml", ".yml", ".json")
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
@@ -51,9 +50,8 @@ def files_in(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     found: list[Path] = []
-    for folder, folders, names in os.walk(path):         # links to folders are not followed
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NO_PROJECT)
-        found += (Path(folder) / name for name in sorted(names) if Path(name).suffix in (".py", *CONFIGS))
+    for files in walked(path):
+        found += (file for file in files if file.suffix in (".py", *CONFIGS))
         if len(found) > MOST_FILES:
             raise WrongUse(f"{path} has more than {MOST_FILES} scripts and configs; audit one of its folders or files")
     return found

@@ -5,14 +5,16 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 
+from powertrain.audit.project import walked
 from powertrain.audit.script import Script
 from powertrain.records.findings import Place
 
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 ENDS = (";", "&&", "||", "|", "&", "#", ">", ">>", "<", "2>&1", "```", "`")
-MOST_FILES, MOST_BYTES = 200, 200_000        # of a project's shell scripts, and of one
+MOST_FOLDERS, MOST_BYTES = 1000, 200_000     # of a project, and of a shell script
 
 
 @dataclass(frozen=True)
@@ -31,40 +33,36 @@ class Command:
 @lru_cache(maxsize=2)
 def commands(script: Script) -> tuple[Command, ...]:
     """Return the commands of the project that start the script."""
-    root = script.root or script.path.parent
-    files = [*sorted(root.rglob("*.sh"))[:MOST_FILES], *sorted(root.glob("README*"))]
-    return tuple(command for file in files if file.is_file() and file.stat().st_size <= MOST_BYTES
-                 for command in _of_file(script, file, root))
+    root, own = (script.root or script.path.parent).resolve(), script.path.resolve()
+    files = list(chain.from_iterable(islice(walked(root), MOST_FOLDERS)))
+    only_one = sum(file.name == own.name for file in files) == 1
+    told = [file for file in files if file.suffix == ".sh" or (file.parent == root and file.name.startswith("README"))]
+    return tuple(command for file in told if file.is_file() and file.stat().st_size <= MOST_BYTES
+                 for command in _of_file(file, own, only_one or own.parent in (file.parent, root)))
 
 
-def _of_file(script: Script, file: Path, root: Path) -> Iterator[Command]:
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    at = 0
-    while at < len(lines):
-        first, text = at, lines[at].rstrip()
-        while text.endswith("\\") and at + 1 < len(lines):
-            at += 1
-            text = text[:-1] + " " + lines[at].strip()
-        at += 1
-        if script.path.name not in text or text.lstrip().startswith("#"):
+def _of_file(file: Path, own: Path, by_name: bool) -> Iterator[Command]:
+    """Yield the commands of a file that start a script; `by_name`: its name alone means this script."""
+    for number, text in _statements(file.read_text(encoding="utf-8", errors="replace").splitlines()):
+        if own.name not in text or text.lstrip().startswith("#"):
             continue
         try:
-            words = shlex.split(text.rstrip("\\"), posix=True)
+            words = shlex.split(text)
         except ValueError:
             continue
-        here = next((number for number, word in enumerate(words) if _is_the_script(script, word, file, root)), None)
-        starts = here is not None and any(word.rpartition("/")[2].startswith(STARTERS) for word in words[:here])
-        if here is not None and starts:
+        here = next((at for at, word in enumerate(words) if Path(word).name == own.name and (
+            by_name if word == own.name else own.as_posix().endswith(word.lstrip("./")))), 0)
+        if any(word.rpartition("/")[2].startswith(STARTERS) for word in words[:here]):
             behind = words[here + 1:]
-            end = next((number for number, word in enumerate(behind) if word in ENDS), len(behind))
-            yield Command(Place(str(file), first + 1), tuple(behind[:end]), tuple(words[:here]))
+            end = next((at for at, word in enumerate(behind) if word in ENDS), len(behind))
+            yield Command(Place(str(file), number), tuple(behind[:end]), tuple(words[:here]))
 
 
-def _is_the_script(script: Script, word: str, file: Path, root: Path) -> bool:
-    """Return whether a word of a command is the script's path, as said from the file's folder or the project's."""
-    if word.rpartition("/")[2] != script.path.name:
-        return False
-    own, asked = script.path.resolve(), Path(word)
-    if len(asked.parts) > 1:
-        return own.as_posix().endswith(word.lstrip("./"))
-    return own.parent in (file.parent.resolve(), root.resolve()) or len(list(root.rglob(script.path.name))) == 1
+def _statements(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of lines, of which those that end in a backslash go on in the next."""
+    text, first = "", 1
+    for number, line in enumerate(lines, 1):
+        text += line.strip().removesuffix("\\") + " "
+        if not line.rstrip().endswith("\\") or number == len(lines):
+            yield first, text
+            text, first = "", number + 1

@@ -11,6 +11,7 @@ root, which is the nearest folder above that a project's files mark. Nothing out
 """
 
 import ast
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", 
 HIGHEST = 4                                  # folders above the script in which a mark is looked for
 MOST_MODULES = 40
 MOST_BYTES = 1 << 20                         # of all modules together
+NO_PROJECT = ("node_modules", "site-packages", "venv", "env", "__pycache__", "build", "dist", "wandb", "outputs")
 # a checkout of these is no project of the script's: it uses them as a library
 LIBRARIES = frozenset({"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "deepspeed", "unsloth", "axolotl"})
 
@@ -32,6 +34,13 @@ def root_of(path: Path) -> Path:
     folder = path.resolve().parent
     above = [folder, *folder.parents][:HIGHEST]
     return next((each for each in above if any((each / mark).exists() for mark in MARKS)), folder)
+
+
+def walked(folder: Path) -> Iterator[list[Path]]:
+    """Yield the files of a folder, and of each folder in it that may hold code of a project; links are not followed."""
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NO_PROJECT)
+        yield [Path(here) / name for name in sorted(names)]
 
 
 def parse(path: Path, text: str | None = None) -> Script:

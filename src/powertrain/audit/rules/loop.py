@@ -31,15 +31,19 @@ def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Fi
     """The loop waits for the device at every step, to read a number."""
     moves = any(last_name(call.func) in MOVING for call in script.every(ast.Call))
     alone = where.on_cpu or (subject.framework == "pytorch" and not moves)
-    pretrained = any("okenizer" not in script.name(call) for call in script.calls(".from_pretrained"))   # its steps are long
     for step in step_code(script):
         waits = [call for call in step.named(*WAITING) if call.each_pass or _is_of_one_process(script, call)]
         waits += [call for call in step.named("float") if call.each_pass and len(call.node.args) == 1
                   and "loss" in getattr(call.node.args[0], "id", "")]
         if waits:
-            seldom = alone or pretrained or _has_many_passes(step, waits)
+            seldom = alone or loads_weights(script) or _has_many_passes(step, waits)
             yield found("low" if seldom else "moderate", *(call.node for call in waits[:4]), call=script.words(waits[0].node),
                         edits=tuple(edit for call in waits for edit in _kept_on_device(script, call.node)), alone=alone)
+
+
+def loads_weights(script: Script) -> bool:
+    """Return whether a pretrained model is loaded: its steps are long, and it may have dropout."""
+    return any("okenizer" not in script.name(call) for call in script.calls(".from_pretrained"))
 
 
 def _has_many_passes(step: Step, waits: list[StepCall]) -> bool:
@@ -170,8 +174,7 @@ def _is_without_gradients(script: Script, loop: Loop) -> bool:
 @code_rule_once
 def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop calls model.eval() and never model.train(), so dropout stays off."""
-    loads = any("okenizer" not in script.name(call) for call in script.calls(".from_pretrained"))
-    if script.classes and not loads and not script.says("ropout", "BatchNorm"):          # a network without any
+    if script.classes and not loads_weights(script) and not script.says("ropout", "BatchNorm"):          # a network without any
         return
     for step in training_steps(script):
         for around in _around(script, step):

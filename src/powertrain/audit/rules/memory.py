@@ -91,7 +91,7 @@ def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
 def fp16_weights_unscaled(subject: Subject, where: Circumstances) -> Findings:
     """All weights are half precision and trained under a gradient scaler, which refuses their gradients."""
     dtype, key = loaded_dtype(subject, where)
-    trained = subject.method == "full" and not where.on_cpu
+    trained = subject.method == "full" and not where.on_cpu and not _has_deepspeed(subject)
     if trained and dtype in ("fp16", "bf16") and subject.products_dtype == "fp16":
         yield found("critical", key, subject.settings.get(FP16), type=dtype, case="" if key == "model.dtype" else "checkpoint")
 
@@ -104,7 +104,7 @@ def loaded_dtype(subject: Subject, where: Circumstances) -> tuple[str | None, st
         return subject.weights_dtype, key
     loads = last_name(made.func) == "from_pretrained" and script.name(made.func).startswith("transformers.")
     kept = loads and not hides_arguments(made) and (where.version("transformers") or (0,)) >= KEEPS_CHECKPOINTS_DTYPE
-    if not kept or not isinstance(path, str) or script.says("float32", ".float()", "deepspeed"):
+    if not kept or not isinstance(path, str) or script.says("float32", ".float()"):
         return None, key
     return next((dtype for dtype, names in CHECKPOINTS.items() if path.startswith(tuple(names))), None), "model.path"
 
@@ -156,15 +156,17 @@ def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     dtype, key = loaded_dtype(subject, where)
     script = subject.script
     adapted = script is not None and script.has_call("peft.get_peft_model", "peft.PeftModel.from_pretrained")
-    kept_wide = subject.on("training.deepspeed") or (script is not None and _has_deepspeed(script))      # its own fp32 weights
-    if dtype in ("bf16", "fp16") and subject.method == "full" and not adapted and not kept_wide:
+    if dtype in ("bf16", "fp16") and subject.method == "full" and not adapted and not _has_deepspeed(subject):
         rate = subject.number("training.learning_rate") or None
         yield found("moderate", key, type=dtype, rate=rate if dtype == "bf16" else None, weight=rate * 512 if rate else None,
                     kept=key == "model.path")
 
 
-def _has_deepspeed(script: Script) -> bool:
-    """Return whether the script says DeepSpeed, or a command of the project starts it so."""
+def _has_deepspeed(subject: Subject) -> bool:
+    """Return whether DeepSpeed trains, which keeps fp32 weights and scales gradients itself: as is set, or by a command."""
+    script = subject.script
+    if script is None or subject.on("training.deepspeed"):
+        return subject.on("training.deepspeed")
     started = (word for command in commands(script) for word in (*command.starter, *command.words))
     return script.says("deepspeed") or any(name in word.lower() for word in started for name in ("deepspeed", "zero"))
 

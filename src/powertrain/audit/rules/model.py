@@ -131,7 +131,7 @@ def four_bit_needless(subject: Subject, where: Circumstances) -> Findings:
 
 @rule
 def four_bit_compute_type(subject: Subject, where: Circumstances) -> Findings:
-    """4-bit weights are multiplied in another type than the rest."""
+    """4-bit weights are converted to another type than the rest is computed in."""
     rest, own = subject.products_dtype, dtype_named(subject.effective(COMPUTE))
     decided = COMPUTE in subject.settings or subject.script is None or not subject.script.says("FastLanguageModel")
     known = decided and not subject.is_unread(COMPUTE) and own is not None

@@ -22,9 +22,9 @@ CONFIGS = (".yaml", ".yml", ".json")
 @code_rule
 def command_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The project's own command gives the script an option that it does not take."""
-    known = _taken(script, where)
-    for command in commands(script) if known is not None else ():
-        lost = [f"--{name}" for name in command.options if not _is_taken(name.replace("-", "_"), known or frozenset())]
+    taken = _taken(script, where)
+    for command in commands(script) if taken is not None else ():
+        lost = [f"--{name}" for name in command.options if not _is_taken(name.replace("-", "_"), taken or frozenset())]
         if lost:
             shown = f"{' '.join((*command.starter[-2:], script.path.name))} ... {' '.join(lost[:3])}"
             yield found("critical", Evidence(shown, command.place), names=", ".join(dict.fromkeys(lost)))
@@ -34,20 +34,22 @@ def command_refused(script: Script, subject: Subject, where: Circumstances) -> F
 @code_rule
 def config_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A config that the project starts the script with has keys that the script does not take."""
-    known = _taken(script, where) if _parsers(script) else None
+    taken = _taken(script, where) if _parsers(script) else None
+    if taken is None:
+        return
     files = [(word, Path(command.place.file).parent) for command in commands(script)
              for before, word in zip(("", *command.words), command.words, strict=False)
              if word.endswith(CONFIGS) and before in ("", "--config")]
     files += [(str(item.value), script.path.parent) for call in script.calls(".parse_yaml_file", ".parse_json_file")
               for item in (*call.args, *(each.value for each in call.keywords)) if isinstance(item, ast.Constant)]
     root = script.root or script.path.parent
-    for word, folder in files if known is not None else ():
+    for word, folder in files:
         file = next((each for each in (root / word, folder / word) if each.is_file()), None)
         try:
             keys = read_marked(file).inner if file is not None else {}
         except WrongUse:
             continue
-        lost = {name: each for name, each in keys.items() if name != "env" and name not in (known or ())}
+        lost = {name: each for name, each in keys.items() if name != "env" and name not in taken}
         if lost and file is not None and set(keys) - set(lost):
             first = next(iter(lost.values()))
             yield found("critical", Evidence(f"{next(iter(lost))}: {first.value}", Place(str(file), first.line)),
@@ -55,9 +57,9 @@ def config_refused(script: Script, subject: Subject, where: Circumstances) -> Fi
             return
 
 
-def _is_taken(name: str, known: frozenset[str]) -> bool:
-    """Return whether a parser knows an option, by its name or by a beginning that only one has."""
-    return name in known or name.removeprefix("no_") in known or sum(each.startswith(name) for each in known) == 1
+def _is_taken(name: str, taken: frozenset[str]) -> bool:
+    """Return whether a parser takes an option, by its name or by a beginning that only one has."""
+    return name in taken or name.removeprefix("no_") in taken or sum(each.startswith(name) for each in taken) == 1
 
 
 def _taken(script: Script, where: Circumstances) -> frozenset[str] | None:
@@ -100,17 +102,17 @@ def _of_classes(script: Script, made: ast.Call, where: Circumstances) -> frozens
     return frozenset(names) if kinds and in_force("transformers", where) else None
 
 
-def _fields(script: Script, kind: ast.expr, where: Circumstances, left: int = 8) -> set[str] | None:
+def _fields(script: Script, kind: ast.expr, where: Circumstances, above: tuple[ast.ClassDef, ...] = ()) -> set[str] | None:
     """Return the fields of a dataclass with those that it inherits; None where one of its bases is not known."""
     own = script.classes.get(kind.id) if isinstance(kind, ast.Name) and kind.id not in script.shared_names else None
     imported = script.name(kind).partition(".")[0] in LIBRARIES          # unless the file takes the name for its own
-    if own is None or (imported and script.module(own) is not script.module(kind)):
+    if own is None or own in above or (imported and script.module(own) is not script.module(kind)):
         of_theirs = parameters(of_library(script, kind, where))
         return set(of_theirs) if of_theirs is not None else None
     names = {item.target.id for item in own.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
-    for base in own.bases if left else ():
-        above = _fields(script, base, where, left - 1)
-        if above is None:
+    for base in own.bases:
+        inherited = _fields(script, base, where, (*above, own))
+        if inherited is None:
             return None
-        names |= above
-    return names if left else None
+        names |= inherited
+    return names

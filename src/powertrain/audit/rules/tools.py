@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 from powertrain.audit.rules.base import Findings, found, known, rule
-from powertrain.audit.subject import Circumstances, Setting, Subject
+from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records.findings import Evidence, Place
 
 TEMPLATE = "tokenizer.chat_template"
@@ -58,15 +58,10 @@ def components_moved(subject: Subject, where: Circumstances) -> Findings:
 def evaluation_never(subject: Subject, where: Circumstances) -> Findings:
     """Evaluations are asked for, and no data is held out for them."""
     asked = next((key for key in EVALUATING if subject.value(key)), None)
-    held_out = subject.value("data.validation_share") or subject.is_unread("data.validation_share") or _names(
-        subject, "test_datasets", "eval_dataset")
+    others = any("test_datasets" in key for key in (*subject.settings, *subject.unknown, *subject.unread))
+    held_out = subject.value("data.validation_share") or subject.is_unread("data.validation_share") or others
     if subject.framework == "axolotl" and asked is not None and not held_out:
         yield found("moderate", asked, subject.settings.get("data.validation_share"))
-
-
-def _names(subject: Subject, *words: str) -> bool:
-    everything: dict[str, Setting] = {**subject.settings, **subject.unknown, **subject.unread}
-    return any(word in key for key in everything for word in words)
 
 
 @rule

@@ -6,10 +6,11 @@ from powertrain.audit.edits import with_text
 from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.names import since
+from powertrain.audit.rules.network import MOVING
 from powertrain.audit.scopes import is_tried, means
-from powertrain.audit.script import Script
+from powertrain.audit.script import WRAPPED, Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, argument, every, last_name, owner_of
+from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, is_constant, last_name, owner_of
 from powertrain.records.findings import Edit
 
 REWARDED = ("GRPOTrainer", "RLOOTrainer")
@@ -20,15 +21,18 @@ BARE = tuple(f"transformers.{name}.from_pretrained" for name in (
     "AutoModel", "BertModel", "RobertaModel", "DistilBertModel", "GPT2Model", "T5Model", "LlamaModel", "MistralModel"))
 OWNED = known("owners")
 SORTED = known("sorted_by_class")
-ON_THE_DEVICE = ("to", "cuda", "pipeline", "set_default_device", "dispatch_model")
+
+
+def trainer_of_trl(script: Script, subject: Subject, *kinds: str) -> ast.Call | None:
+    """Return the call that makes the trainer, if it is one of these of TRL."""
+    return script.sections.get("trainer") if subject.trainer.startswith("trl.") and subject.trainer.endswith(kinds) else None
 
 
 @code_rule_once
 def rewards_refuse_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trainer calls a reward function with more arguments than it takes."""
-    trainer = script.sections.get("trainer")
-    if trainer is None or not subject.trainer.startswith("trl.") or not subject.trainer.endswith(REWARDED) \
-            or not in_force("trl", where):
+    trainer = trainer_of_trl(script, subject, *REWARDED)
+    if trainer is None or not in_force("trl", where):
         return
     given = argument(trainer, "reward_funcs", 1)
     values = script.assigned(given) if isinstance(given, ast.Name) and given.id not in script.functions else [given]
@@ -42,8 +46,8 @@ def rewards_refuse_arguments(script: Script, subject: Subject, where: Circumstan
 @code_rule
 def reference_is_model(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The reference is the very model that is trained."""
-    trainer = script.sections.get("trainer")
-    if trainer is None or not subject.trainer.startswith("trl.") or not subject.trainer.endswith(REFERRED):
+    trainer = trainer_of_trl(script, subject, *REFERRED)
+    if trainer is None:
         return
     model, reference = argument(trainer, "model", 0), argument(trainer, "ref_model", 1)
     if isinstance(model, ast.Name) and isinstance(reference, ast.Name):
@@ -55,11 +59,9 @@ def reference_is_model(script: Script, subject: Subject, where: Circumstances) -
 @code_rule
 def plain_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A trainer of TRL gets the arguments of transformers, which lack what it reads."""
-    trainer, made = script.sections.get("trainer"), script.sections.get("training")
-    if trainer is None or made is None or not subject.trainer.startswith("trl.") or not in_force("trl", where):
-        return
-    if subject.trainer.endswith(OWN_CONFIGS) and script.name(made).endswith(("transformers.TrainingArguments",
-                                                                             "training_args.TrainingArguments")):
+    trainer, made = trainer_of_trl(script, subject, *OWN_CONFIGS), script.sections.get("training")
+    plain = made is not None and script.name(made).startswith("transformers.") and last_name(made.func) == "TrainingArguments"
+    if trainer is not None and plain and in_force("trl", where):
         yield found("critical", made, trainer, config=last_name(trainer.func).replace("Trainer", "Config"))
 
 
@@ -74,17 +76,19 @@ def model_without_head(script: Script, subject: Subject, where: Circumstances) -
         made = script.assigned(node) if isinstance(node, ast.Name) else []
         loads = [call for call in made if isinstance(call, ast.Call) and script.name(call) in BARE
                  and argument(call, "trust_remote_code") is None]        # whose own code may add a head
-        if loads and len(loads) == len([each for each in made if not _adds_adapters(each)]):
+        others = [each for each in made if each not in loads and not _gives_it_back(each)]
+        if loads and not others:
             yield found("critical", loads[0], node, name=script.name(loads[0]).split(".")[1])
 
 
-def _adds_adapters(value: ast.AST) -> bool:
-    return isinstance(value, ast.Call) and last_name(value.func) in ("get_peft_model", "prepare_model_for_kbit_training", "to")
+def _gives_it_back(value: ast.AST) -> bool:
+    """Return whether a call gives back the model that it was given, or was called on."""
+    return isinstance(value, ast.Call) and last_name(value.func) in (*WRAPPED, "to", "cuda")
 
 
 @code_rule
 def owner_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A data set of the hub is asked for without its owner."""
+    """A data set of the hub is named without its owner."""
     edits: list[Edit] = []
     lost: list[ast.expr] = []
     for call in script.calls("datasets.load_dataset"):
@@ -120,7 +124,7 @@ def one_class_taken(script: Script, subject: Subject, where: Circumstances) -> F
 
 @code_rule_once
 def inputs_left_on_cpu(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The trainer has put the model on the GPU, and what the model is asked afterwards stays on the CPU."""
+    """The trainer has put the model on the GPU, and the tokens for a later generate() stay on the CPU."""
     if subject.framework not in TRAINERS or where.on_cpu or script.has_call(".cpu") or script.says("unsloth", "use_cpu"):
         return
     trains = [call for call in script.calls(".train") if not call.args and "train" in last_name(owner_of(call) or call)]
@@ -135,7 +139,7 @@ def inputs_left_on_cpu(script: Script, subject: Subject, where: Circumstances) -
         behind = [node for node in script.behind(given) if script.function(node) in (home, None)]
         calls = [node for node in behind if isinstance(node, ast.Call)]
         encodes = next((node for node in calls if argument(node, "return_tensors") is not None), None)
-        moved = any(last_name(node.func) in ON_THE_DEVICE for node in calls)
+        moved = any(last_name(node.func) in MOVING for node in calls)
         if encodes is not None and not moved and (home is None or _is_called_after(script, home, last)):
             yield found("critical", call, encodes, only="there is a GPU")
 
@@ -160,19 +164,18 @@ def generations_cut(script: Script, subject: Subject, where: Circumstances) -> F
     """The evaluation generates at most 20 tokens, the default of T5, and scores these."""
     made, path = script.sections.get("training"), str(subject.value("model.path") or "").lower()
     asked = argument(made, "predict_with_generate") if made is not None else None
-    lengths = ("generation_max_length", "max_length", "max_new_tokens", "generation_config", "gen_kwargs")
-    told = any(item.arg in lengths for call in script.calls(".evaluate", ".predict", "transformers.Seq2SeqTrainingArguments")
-               for item in call.keywords)
-    evaluates = subject.value("training.eval_strategy") not in (None, "no") or script.has_call(".evaluate", ".predict")
-    if isinstance(asked, ast.Constant) and asked.value is True and "t5" in path and evaluates and not told \
-            and not any(item.arg is None for item in (made.keywords if made is not None else ())) \
-            and not script.says("generation_config", "generation_max_length"):
+    asking = list(script.calls(".evaluate", ".predict"))
+    told = script.says("generation_config", "generation_max_length") or any(
+        item.arg in ("max_length", "max_new_tokens", None) for call in asking for item in call.keywords)
+    evaluates = asking or subject.value("training.eval_strategy") not in (None, "no")
+    if made is not None and asked is not None and is_constant(asked, True) and "t5" in path and evaluates and not told \
+            and not hides_arguments(made):
         yield found("moderate", asked)
 
 
 @code_rule_once
 def scores_of_older_release(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """ROUGE's scores are asked for parts that they had before they became plain numbers."""
+    """ROUGE's scores are plain numbers now, and the code asks them for the parts that they had."""
     rouge = any(isinstance(item, ast.Constant) and item.value == "rouge" for call in script.calls("evaluate.load")
                 for item in call.args)
     for node in script.every(ast.Attribute) if rouge else ():
