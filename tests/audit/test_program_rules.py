@@ -60,6 +60,32 @@ def test_weights_keep_the_dtype_of_their_checkpoint_since_transformers_5(
     assert [each for each in asked if list(BY_NAME[each].find(subject, RELEASES[release]))] == says
 
 
+def test_weights_that_are_widened_at_once_are_not_half(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    text = OF_A_HUB.format(name="Qwen/Qwen2.5-0.5B", dtype="", half="fp16")
+    path.write_text(text.replace("Trainer(model", "model = model.float()\nTrainer(model"), encoding="utf-8")
+    assert not list(BY_NAME["fp16_weights_unscaled"].find(read_script(path), RELEASES["5.23.0"]))
+
+
+def test_autocast_that_is_off_computes_in_no_half_precision(tmp_path: Path) -> None:
+    body = ("with torch.autocast('cuda', dtype=torch.float16, enabled={on}):", f"    {PLAIN[0]}", *PLAIN[1:])
+    for on, says in (("True", ["fp16_without_scaler"]), ("False", [])):
+        assert found("fp16_without_scaler", loop(*(line.format(on=on) for line in body)), tmp_path) == says
+
+
+@pytest.mark.parametrize("waits", ["item_each_step", "synchronised_each_step"])
+def test_a_wait_for_many_passes_costs_little(waits: str, tmp_path: Path) -> None:
+    body, wait = ("loss = model(batch).mean()", "loss.backward()"), {
+        "item_each_step": "total += loss.item()", "synchronised_each_step": "torch.cuda.synchronize()"}[waits]
+    many = ("for micro in range(8):", *(f"    {line}" for line in body))
+    said = []
+    for passes in (body, many):
+        path = tmp_path / "train.py"
+        path.write_text(loop(*passes, "optimizer.step()", wait, before="model = model.to('cuda')\n"), encoding="utf-8")
+        said += [each.severity for each in BY_NAME[waits].find(read_script(path), Circumstances())]
+    assert said == ["moderate", "low"]
+
+
 WHERE_ASKED = (HEAD + "import sys\nfrom peft import LoraConfig, get_peft_model\nfrom trl import SFTConfig, SFTTrainer\n"
                "config = None\nif len(sys.argv) > 1:\n    config = LoraConfig(r=8)\n{first}"
                "    model = get_peft_model(model, config)\n"

@@ -48,6 +48,8 @@ def test_a_reward_of_a_library_or_behind_a_decorator_is_not_judged(tmp_path: Pat
     ("from transformers import AutoModel\nmodel = AutoModel.from_pretrained('gpt2')\nprint(model.generate(batch))\n", True),
     ("from transformers import AutoModel\nbase = AutoModel.from_pretrained('gpt2')\nmodel = Headed(base)\n" + ARGUMENTS
      + "Trainer(model, args, train_dataset=rows).train()\n", False),
+    ("from transformers import AutoModel\nmodel = AutoModel.from_pretrained('gpt2')\nmodel = Headed(model)\n" + ARGUMENTS
+     + "Trainer(model, args, train_dataset=rows).train()\n", False),
     ("class Own(Trainer):\n    def compute_loss(self, model, inputs, **kwargs):\n        return head(model(**inputs)[0])\n"
      + BARE.format(more="").replace("Trainer(model", "Own(model"), False)])
 def test_a_bare_model_is_wrong_only_where_its_head_is_asked_for(lines: str, fires: bool, tmp_path: Path) -> None:

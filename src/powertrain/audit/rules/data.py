@@ -83,7 +83,7 @@ def padding_free_unbounded(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def padding_to_max_length(subject: Subject, where: Circumstances) -> Findings:
     """Every example is padded to the longest length that is allowed."""
-    of_pairs = subject.framework == "axolotl" and subject.value("objective.name") is not None        # TRL pads these by batch
+    of_pairs = subject.framework == "axolotl" and subject.value("training.rl") is not None      # TRL pads these by batch
     if subject.value(PADDING) != "max_length" or subject.on(PACKING) or of_pairs:
         return
     longest, data = subject.number(LONGEST), where.data

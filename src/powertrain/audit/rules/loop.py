@@ -47,8 +47,8 @@ def loads_weights(script: Script) -> bool:
 
 
 def _has_many_passes(step: Step, waits: list[StepCall]) -> bool:
-    """Return whether a step is of many passes in a loop of its own, and waits once for all of them."""
-    return bool(step.backward) and all(call.inner_loop for call in step.backward) and not any(call.inner_loop for call in waits)
+    """Return whether a step loops over micro-batches, and waits once for all of them."""
+    return any(call.micro for call in step.backward) and not any(call.micro for call in waits)
 
 
 def _is_of_one_process(script: Script, call: StepCall) -> bool:

@@ -104,7 +104,7 @@ def loaded_dtype(subject: Subject, where: Circumstances) -> tuple[str | None, st
         return subject.weights_dtype, key
     loads = last_name(made.func) == "from_pretrained" and script.name(made.func).startswith("transformers.")
     kept = loads and not hides_arguments(made) and (where.version("transformers") or (0,)) >= KEEPS_CHECKPOINTS_DTYPE
-    if not kept or not isinstance(path, str) or script.says("float32", ".float()"):
+    if not kept or not isinstance(path, str) or script.says("float32") or script.has_call(".float"):
         return None, key
     return next((dtype for dtype, names in CHECKPOINTS.items() if path.startswith(tuple(names))), None), "model.path"
 

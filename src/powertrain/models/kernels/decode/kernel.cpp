@@ -15,8 +15,10 @@
 #include <cstring>
 #include <utility>
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
+#endif
+#ifdef __AVX512F__
 #define KEPT(x) asm("" : "+v"(x))            // in a register: gcc would load it for every product again
 #else
 #define KEPT(x)
@@ -93,6 +95,25 @@ inline Floats many(const uint16_t* from) {
 inline float one(const float* from) { return *from; }
 inline float one(const uint16_t* from) { return std::bit_cast<float>(uint32_t(*from) << 16); }
 
+// a b + c, rounded once where the processor can. Left to itself, a compiler does so in one place and not in another, and a row's
+// bits depend on how many rows are beside it
+inline float fused(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+inline Floats fused(Floats a, Floats b, Floats c) {
+#ifdef __AVX512F__
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 template <int N> struct Part { typedef float type __attribute__((vector_size(4 * N))); };
 
 template <int N = LANES> inline float total(typename Part<N>::type x) {
@@ -118,13 +139,13 @@ template <int R, int O, typename W> inline void dots(const float* x, const W* we
     for (int r = 0; r < R; ++r) {
       Floats read = many(x + r * inputs + i);
       KEPT(read);
-      for (int o = 0; o < O; ++o) held[r][o] += read * weights[o];
+      for (int o = 0; o < O; ++o) held[r][o] = fused(read, weights[o], held[r][o]);
     }
   }
   for (int r = 0; r < R; ++r)
     for (int o = 0; o < O; ++o) {
       float sum = total(held[r][o]);
-      for (int64_t i = whole; i < inputs; ++i) sum += x[r * inputs + i] * one(weight + o * inputs + i);
+      for (int64_t i = whole; i < inputs; ++i) sum = fused(x[r * inputs + i], one(weight + o * inputs + i), sum);
       sums[r][o] = sum;
     }
 }
@@ -137,7 +158,7 @@ inline void some(const Linear& linear, const float* x, const float* low, float* 
     for (int o = 0; o < O; ++o) {
       float found = sums[r][o] + (linear.bias ? linear.bias[first + o] : 0.f);
       const float *b = linear.b + (first + o) * linear.rank, *a = low + r * linear.rank;
-      for (int64_t i = 0; i < linear.rank; ++i) found += b[i] * a[i];
+      for (int64_t i = 0; i < linear.rank; ++i) found = fused(b[i], a[i], found);
       float& to = y[r * linear.outputs + first + o];
       to = add ? to + found : found;
     }
