@@ -20,6 +20,11 @@ ACROSS = ("from torch.utils.data import DataLoader\nloader = DataLoader(rows, ba
           "model = Net()\n")
 ATTENDING = ("class Net(nn.Module):\n    def forward(self, q, k, v):\n"
              "        y = F.scaled_dot_product_attention(q, k, v)\n        return {out}\nmodel = Net()\n")
+SHAPED = ("class Net(nn.Module):\n    def forward(self, x):\n        B, T, C = x.shape\n"
+          "        q = self.q(x).view(B, T, 4, C // 4){turned}\n        k = self.k(x).view(B, T, 4, C // 4){turned}\n"
+          "        return F.scaled_dot_product_attention(q, k, k, is_causal=True)\nmodel = Net()\n")
+TURNED = ("class Turn(nn.Module):\n    @torch.no_grad()\n    def forward(self, x, positions):\n"
+          "        return {product} * self.table\nmodel = nn.Sequential(Turn())\n")
 LORA = "from peft import LoraConfig, get_peft_model\nlora = LoraConfig(r=8)\n"
 HEADED = ("from peft import LoraConfig, get_peft_model\nfrom transformers import AutoModelForSequenceClassification\n"
           "model = AutoModelForSequenceClassification.from_pretrained('bert-base-uncased')\n"
@@ -47,6 +52,10 @@ NETWORK_CASES: dict[str, tuple[str, str]] = {
     "attention_across_batch": (loop(*PLAIN, before=ACROSS.format(more="")),
                                loop(*PLAIN, before=ACROSS.format(more=", batch_first=True"))),
     "attention_thrown_away": (loop(*PLAIN, before=ATTENDING.format(out="v")), loop(*PLAIN, before=ATTENDING.format(out="y"))),
+    "attention_across_heads": (loop(*PLAIN, before=SHAPED.format(turned="")),
+                               loop(*PLAIN, before=SHAPED.format(turned=".transpose(1, 2)"))),
+    "gradient_stopped": (loop(*PLAIN, before=TURNED.format(product="x")),
+                         loop(*PLAIN, before=TURNED.format(product="positions"))),
     "adapters_never_applied": (HEAD + LORA + HF + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n",
                                HEAD + LORA + HF + ARGUMENTS + "model = get_peft_model(model, lora)\n"
                                "Trainer(model, args, train_dataset=rows).train()\n"),

@@ -19,6 +19,10 @@ SHARDED = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n
 GATHERED = (HF + ARGUMENTS + "trainer = Trainer(model, args, train_dataset=rows)\ntrainer.train()\n"
             "state = trainer.accelerator.get_state_dict(trainer.deepspeed)\n"
             "trainer.model.save_pretrained('out', state_dict=state)\n")
+MAPPED_EARLY = ("rows = load_rows()\ndef told(row):\n    return {{'text': name + row['text']}}\n{first}rows = rows.map(told)\n"
+                "name = 'Once'\n" + HF + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n")
+FROM_CHECKPOINTS = (HF + ARGUMENTS + "trainer = Trainer(model, args, train_dataset=rows)\ntrainer.train()\n{saved}"
+                    "again = AutoModelForCausalLM.from_pretrained('out')\n")
 WARMED = ("args = TrainingArguments('out', warmup_steps=10, lr_scheduler_type='{schedule}')\n"
           "Trainer(model, args).train()\n")
 ON_GPU = "model = model.to('cuda')\n"
@@ -205,4 +209,7 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
              before=TARGETED.format(mask="target_ids[target_ids == 0] = -100\n"))),
     "sharded_weights_overwritten": (HEAD + GATHERED + "trainer.model.save_pretrained('out')\n",
                                     HEAD + GATHERED + "trainer.model.save_pretrained('other')\n"),
+    "run_before_given": (HEAD + MAPPED_EARLY.format(first=""), HEAD + MAPPED_EARLY.format(first="name = 'Twice'\n")),
+    "loaded_but_never_saved": (HEAD + FROM_CHECKPOINTS.format(saved=""),
+                               HEAD + FROM_CHECKPOINTS.format(saved="trainer.save_model()\n")),
 }

@@ -21,7 +21,8 @@ from powertrain.audit.rules.base import wording
 
 AT_LEAST = 40
 # of several files: test_projects.py, test_running_rules.py, test_trl_rules.py
-OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused", "config_refused",
+OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused", "config_refused", "file_missing",
+                "packages_unlisted", "column_not_there", "answers_alone",
                 "template_of_other_model", "data_given_twice", "placeholder_left", "components_moved", "evaluation_never",
                 "format_gone")
 KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases", "rests_on",

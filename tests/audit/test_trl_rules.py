@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from code_cases import ARGUMENTS, HEAD, HF, TOKENIZER
-from trl_cases import ASKED, BARE, GRPO, TAKEN, TRL_CASES
+from code_cases import ARGUMENTS, HEAD, HF, PLAIN, TOKENIZER, loop
+from trl_cases import ASKED, BARE, FORMATTED, GRPO, SFT, TAKEN, TRL_CASES
 
 from powertrain.audit.audit import read_subject
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
+from powertrain.audit.rules.columns import columns_of
 from powertrain.audit.subject import Circumstances
 from powertrain.records import Software
 from powertrain.records.findings import Finding
@@ -125,6 +126,127 @@ def test_the_configs_that_start_a_script_have_keys_of_its_classes(key: str, fire
     assert not made or str(made[0].evidence[0].place).endswith("sft.yaml:3")
     (tmp_path / "run.sh").write_text("python train.py --deepspeed sft.yaml\n", encoding="utf-8")
     assert found("config_refused", HEAD + OF_CLASSES, tmp_path) == []
+
+
+def test_configs_that_no_command_names_are_those_that_mostly_fit(tmp_path: Path) -> None:
+    text = HEAD + OF_CLASSES.replace("parse_args_into_dataclasses()", "parse_yaml_file(sys.argv[1])")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "README.md").write_text("A project.\n", encoding="utf-8")
+    config = tmp_path / "recipes" / "one.yaml"
+    config.write_text("own: 2\noutput_dir: out\nlearning_rate: 1.0e-4\nseed: 1\nwarmup_ratio: 0.1\n", encoding="utf-8")
+    assert [each.why.partition("has ")[2][:12] for each in found("config_refused", text, tmp_path)] == ["warmup_ratio"]
+    config.write_text("own: 2\nother: 1\nwarmup_ratio: 0.1\n", encoding="utf-8")              # of something else
+    assert found("config_refused", text, tmp_path) == []
+
+
+@pytest.mark.parametrize(("command", "others", "fires"), [
+    ("accelerate launch --config_file zero3.yaml train.py", {}, True),
+    ("accelerate launch --config_file=zero3.yaml train.py", {}, True),
+    ("deepspeed train.py --deepspeed configs/two.json", {}, True),
+    ("accelerate launch --config_file zero3.yaml train.py", {"configs/zero3.yaml": ""}, False),
+    ("accelerate launch --config_file zero3.yaml train.py", {"make.py": "open('zero3.yaml', 'w')"}, False),
+    ("accelerate launch --config_file $HERE/zero3.yaml train.py", {}, False),
+    ("accelerate launch --config_file path/to/zero3.yaml train.py", {}, False),
+    ("accelerate launch --config_file /etc/zero3.yaml train.py", {}, False),
+    ("python train.py --data rows.json", {}, False)])
+def test_a_command_names_configs_that_are_there(command: str, others: dict[str, str], fires: bool, tmp_path: Path) -> None:
+    for name, text in {"run.sh": f"{command}\n", "README.md": "", **others}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    made = found("file_missing", HEAD + HF + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n", tmp_path)
+    assert bool(made) == fires
+
+
+@pytest.mark.parametrize(("line", "listed", "fires"), [
+    ("import wandb", "transformers\n", True), ("import wandb", "transformers\nwandb==0.17\n", False),
+    ("if use_wandb:\n    import wandb", "transformers\n", False),
+    ("try:\n    import wandb\nexcept ImportError:\n    wandb = None", "transformers\n", False),
+    ("from peft import LoraConfig", "unsloth\n", False), ("from peft import LoraConfig", "transformers\n", True),
+    ("import wandb", None, False)])
+def test_what_is_imported_is_listed(line: str, listed: str | None, fires: bool, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("pip install -r requirements.txt\n", encoding="utf-8")
+    if listed is not None:
+        (tmp_path / "requirements.txt").write_text(f"{listed}trl\naccelerate\n".replace("trl\n", ""), encoding="utf-8")
+    text = HEAD.replace("from trl import SFTConfig, SFTTrainer\n", "") + f"{line}\n" + HF + ARGUMENTS
+    made = found("packages_unlisted", text + "Trainer(model, args, train_dataset=rows).train()\n", tmp_path)
+    assert [each.severity for each in made] == (["moderate"] if fires else [])
+
+
+@pytest.mark.parametrize(("command", "fires"), [
+    ("accelerate launch --config_file zero3.yaml train.py", True), ("python train.py", False)])
+def test_a_trainer_gathers_sharded_weights_from_all_processes(command: str, fires: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"{command}\n", encoding="utf-8")
+    text = HEAD + HF + ARGUMENTS + ("trainer = Trainer(model, args, train_dataset=rows)\ntrainer.train()\n"
+                                    "if trainer.accelerator.is_main_process:\n    trainer.save_model('last')\n")
+    assert bool(found("one_process_waits", text, tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("wrapped", "fires"), [("", True), ("model = torch.nn.DataParallel(model)\n", False)])
+def test_a_model_without_a_wrapper_has_no_module(wrapped: str, fires: bool, tmp_path: Path) -> None:
+    text = HEAD + HF + wrapped + ARGUMENTS + ("Trainer(model, args, train_dataset=rows).train()\n"
+                                              "model.module.save_pretrained('x')\n")
+    assert bool(found("attributes_missing", text, tmp_path)) == fires
+    asked = text.replace("\nmodel.module", "\nif hasattr(model, 'module'):\n    model.module")
+    assert found("attributes_missing", asked, tmp_path) == []
+
+
+def test_what_the_options_are_given_later_does_not_hide_those_that_are_missing(tmp_path: Path) -> None:
+    text = HEAD + PARSED + "args.steps = 10\nprint(args.steps, args.rate{more})\n"
+    assert found("options_missing", text.format(more=", args.size"), tmp_path)
+    assert found("options_missing", text.format(more=""), tmp_path) == []
+
+
+def test_a_function_that_nobody_calls_has_the_defaults_of_the_dataclass_that_it_is_given(tmp_path: Path) -> None:
+    text = HEAD + HF + ("from dataclasses import dataclass\n@dataclass\nclass Told:\n    each: int = 200\n"
+                        "    kept: int = {kept}\ndef train(told: Told):\n"
+                        "    args = TrainingArguments('out', eval_strategy='steps', save_strategy='steps', "
+                        "eval_steps=told.each, save_steps=told.kept, load_best_model_at_end=True)\n"
+                        "    Trainer(model, args, train_dataset=rows, eval_dataset=rows).train()\n")
+    assert found("best_checkpoint_intervals", text.format(kept=500), tmp_path)
+    assert found("best_checkpoint_intervals", text.format(kept=400), tmp_path) == []
+
+
+OF_ROWS = ("from datasets import load_dataset\nrows = load_dataset('json', data_files='rows.jsonl')['train']\n"
+           "rows = rows.map(lambda row: {{'text': {text}}})\n" + HF + SFT.format(args="", more=""))
+
+
+@pytest.mark.parametrize(("rule", "text", "rows", "fires"), [
+    ("column_not_there", "row['question']", '{"instruction": "a", "output": "b"}', True),
+    ("column_not_there", "row['instruction']", '{"instruction": "a", "output": "b"}', False),
+    ("column_not_there", "row['question'] if 'question' in row else ''", '{"instruction": "a"}', False),
+    ("column_not_there", "row['question']", "not json", False),
+    ("column_not_there", "row['text']", '{"instruction": "a"}', False),
+    ("column_left_out", "row['instruction'] + row['output']", '{"instruction": "a", "input": "c", "output": "b"}', True),
+    ("column_left_out", "row['instruction'] + row['output']", '{"instruction": "a", "input": "", "output": "b"}', False),
+    ("column_left_out", "row['instruction'] + row['input']", '{"instruction": "a", "input": "c", "output": "b"}', False),
+    ("answers_alone", "row['output']", '{"instruction": "a", "output": "b"}', True),
+    ("answers_alone", "row['text']", '{"text": "a"}', False)])
+def test_the_columns_of_the_projects_own_data_are_read(rule: str, text: str, rows: str, fires: bool, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{rows}\n", encoding="utf-8")
+    assert bool(found(rule, HEAD + OF_ROWS.format(text=text), tmp_path)) == fires
+    renamed = OF_ROWS.format(text=text).replace("['train']", "['train'].rename_column('a', 'b')")
+    assert rule == "answers_alone" or found(rule, HEAD + renamed, tmp_path) == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("rows.json", '[{"ask": 1, "say": 2}]'), ("rows.jsonl", '{"ask": 1, "say": 2}\n'),
+                                            ("rows.csv", "ask,say\n1,2\n")])
+def test_columns_of_a_file(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert columns_of(tmp_path / name) == {"ask": 1.0, "say": 1.0}
+
+
+@pytest.mark.parametrize(("rule", "text", "fires"), [
+    ("formatting_gives_many", FORMATTED.replace("return", "return list(texts) if row else").format(given="texts"), False),
+    ("formatting_gives_many", FORMATTED.format(given="list(texts)"), True),
+    ("never_saved", "np.save('rows.npy', rows)\n", True), ("never_saved", "open('w.bin', 'wb').write(b'')\n", False),
+    ("rows_not_tokenised", "from transformers import BertForSequenceClassification\n", True)])
+def test_near_misses_of_new_rules(rule: str, text: str, fires: bool, tmp_path: Path) -> None:
+    ends = {"formatting_gives_many": HF + SFT.format(args="", more=", formatting_func=told"), "never_saved": "",
+            "rows_not_tokenised": "model = BertForSequenceClassification.from_pretrained('bert-base-uncased')\n" + ARGUMENTS
+            + "from datasets import load_dataset\nrows = load_dataset('a/b', split='train')\n"
+            + "Trainer(model, args, train_dataset=rows).train()\n"}
+    trained = loop(*PLAIN, before="import numpy as np\n", after=text) if rule == "never_saved" else HEAD + text + ends[rule]
+    assert bool(found(rule, trained, tmp_path)) == fires
 
 
 AXOLOTL = "base_model: x\nmicro_batch_size: 1\ndatasets:\n  - path: rows.jsonl\n    type: {type}\n{more}"

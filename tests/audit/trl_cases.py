@@ -24,6 +24,21 @@ SUMMARISED = ("from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, S
 SCORED = ("import evaluate\nrouge = evaluate.load('rouge')\ndef told(found):\n    scores = rouge.compute(predictions=found)\n"
           "    return {{name: value{part} for name, value in scores.items()}}\n" + HF + ARGUMENTS
           + "Trainer(model, args, train_dataset=rows, compute_metrics=told).train()\n")
+SFT = "SFTTrainer(model=model, args=SFTConfig('out'{args}), train_dataset=rows{more}).train()\n"
+FORMATTED = ("def told(row):\n    texts = [f'{{one}} {{two}}' for one, two in zip(row['ask'], row['say'])]\n"
+             "    return {given}\n")
+FOUR_BITS = ("from peft import LoraConfig\nfrom transformers import BitsAndBytesConfig\nbits = BitsAndBytesConfig("
+             "load_in_4bit=True)\nmodel = AutoModelForCausalLM.from_pretrained('gpt2', quantization_config=bits)\n"
+             "lora = LoraConfig(r=8)\n")
+PAIRED = ("from trl import RewardConfig, RewardTrainer\nrows = rows.map(lambda row: {{'input_ids_chosen': "
+          "tokenizer(row['chosen'])['input_ids']}}{more})\n" + HF
+          + "RewardTrainer(model=model, args=RewardConfig('out'), train_dataset=rows).train()\n")
+TEMPLATED = ("from trl import maybe_apply_chat_template\nrows = rows.map(maybe_apply_chat_template, "
+             "fn_kwargs={{'{name}': tokenizer}})\n" + HF + SFT.format(args="", more=""))
+ASKED_FOR = "from transformers import pipeline\n" + HF + ARGUMENTS + (
+    "Trainer(model, args, train_dataset=rows).train()\nprint(pipeline('{task}', model='out'))\n")
+SPLIT = "import nltk\nnltk.download('{name}')\nwords = nltk.word_tokenize(text)\n" + HF + ARGUMENTS + (
+    "Trainer(model, args, train_dataset=rows).train()\n")
 
 TRL_CASES: dict[str, tuple[str, str]] = {
     "rewards_refuse_arguments": (HEAD + GRPO.format(more=""), HEAD + GRPO.format(more=", **kwargs")),
@@ -38,4 +53,17 @@ TRL_CASES: dict[str, tuple[str, str]] = {
     "inputs_left_on_cpu": (HEAD + ASKED.format(moved=""), HEAD + ASKED.format(moved=".to(model.device)")),
     "generations_cut": (HEAD + SUMMARISED.format(more=""), HEAD + SUMMARISED.format(more=", generation_max_length=128")),
     "scores_of_older_release": (HEAD + SCORED.format(part=".mid.fmeasure"), HEAD + SCORED.format(part="")),
+    "formatting_gives_many": (
+        HEAD + FORMATTED.format(given="texts") + HF + SFT.format(args="", more=", formatting_func=told"),
+        HEAD + FORMATTED.format(given="texts[0]") + HF + SFT.format(args="", more=", formatting_func=told")),
+    "collator_leaves_labels": (
+        HEAD + HF + SFT.format(args="", more=", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)"),
+        HEAD + HF + SFT.format(args=", per_device_train_batch_size=1",
+                               more=", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)")),
+    "adapters_unscaled": (HEAD + FOUR_BITS + SFT.format(args=", fp16=True", more=", peft_config=lora"),
+                          HEAD + FOUR_BITS + SFT.format(args=", bf16=True", more=", peft_config=lora")),
+    "pairs_of_older_trainer": (HEAD + PAIRED.format(more=", remove_columns=rows.column_names"), HEAD + PAIRED.format(more="")),
+    "template_without_tokenizer": (HEAD + TEMPLATED.format(name="tokenizer"), HEAD + TEMPLATED.format(name="processing_class")),
+    "task_gone": (HEAD + ASKED_FOR.format(task="summarization"), HEAD + ASKED_FOR.format(task="text-generation")),
+    "sentences_not_split": (HEAD + SPLIT.format(name="punkt"), HEAD + SPLIT.format(name="punkt_tab")),
 }

@@ -31,10 +31,16 @@ class Command:
 
 
 @lru_cache(maxsize=2)
+def project_files(script: Script) -> tuple[Path, ...]:
+    """Return the files of the script's project."""
+    root = (script.root or script.path.parent).resolve()
+    return tuple(chain.from_iterable(islice(walked(root), MOST_FOLDERS)))
+
+
+@lru_cache(maxsize=2)
 def commands(script: Script) -> tuple[Command, ...]:
     """Return the commands of the project that start the script."""
-    root, own = (script.root or script.path.parent).resolve(), script.path.resolve()
-    files = list(chain.from_iterable(islice(walked(root), MOST_FOLDERS)))
+    root, own, files = (script.root or script.path.parent).resolve(), script.path.resolve(), project_files(script)
     only_one = sum(file.name == own.name for file in files) == 1
     told = [file for file in files if file.suffix == ".sh" or (file.parent == root and file.name.startswith("README"))]
     return tuple(command for file in told if file.is_file() and file.stat().st_size <= MOST_BYTES

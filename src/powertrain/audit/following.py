@@ -349,8 +349,12 @@ class _Follower(Expressions):
         return {name: given.get(name, Unread(name)) for name in (*every, *given)}
 
     def _options(self, function: FunctionValue) -> dict[str, Any]:
-        """Return the defaults that `@click.option("--batch-size", default=4)` gives to parameters."""
+        """Return what parameters have that nobody gives: a dataclass, the default of `@click.option("--size", default=4)`."""
         found: dict[str, Any] = {}
+        for item in (*function.node.args.args, *function.node.args.kwonlyargs):
+            kind = self.value(item.annotation, function.scope) if isinstance(item.annotation, ast.Name) else None
+            if isinstance(kind, ClassValue) and any("dataclass" in ast.unparse(each) for each in kind.node.decorator_list):
+                found[item.arg] = self.instance(kind, item, expressions.Arguments([], {}))
         for item in getattr(function.node, "decorator_list", []):
             if isinstance(item, ast.Call) and self.script.name(item) == "click.option":
                 default = argument(item, "default")

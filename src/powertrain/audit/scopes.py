@@ -12,6 +12,7 @@ from powertrain.audit.script import Script
 from powertrain.audit.syntax import FunctionNode, Loop, every, inside, last_name, parameters_of
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+NOTEBOOK = ("_In[", "# In[", "# %%")         # what an exported notebook has: its cells may run in any order
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
                                     "display"}
 KEPT = 64                    # files of which it is known what they bind: several rules ask
@@ -268,3 +269,10 @@ def is_annotation(script: Script, node: ast.AST) -> bool:
             return True
         inner = around
     return False
+
+
+def trees_of(script: Script) -> list[ast.Module]:
+    """Return the syntax of each file that can be asked for its names."""
+    if any(mark in script.own_text for mark in NOTEBOOK):
+        return []
+    return [tree for tree in (own_tree(script), *(module.tree for module in script.modules)) if not is_open(tree)]

@@ -2,6 +2,7 @@
 
 from powertrain.audit.rules import (
     calls,
+    columns,
     command_line,
     data,
     good,
@@ -26,4 +27,4 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, own_code, network, learning, trl, starting, tools, good)
+                 launching, values, columns, own_code, network, learning, trl, starting, tools, good)

@@ -57,7 +57,8 @@ def _namespaces(script: Script) -> set[str]:
             for target in node.targets:
                 first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
                 for inner in every(ast.Name, target):
-                    given[inner.id].append(node.value if inner is first else node)
+                    if isinstance(inner.ctx, ast.Store):
+                        given[inner.id].append(node.value if inner is first else node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             if not isinstance(script.parents[node], ast.Assign | ast.Tuple):
                 given[node.id].append(node)

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from powertrain.audit.commands import commands
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import SAMPLERS
 from powertrain.audit.rules.processes import PARALLEL
@@ -19,6 +20,7 @@ COLLECTIVE = ("barrier", "all_reduce", "all_gather", "all_gather_object", "broad
 RANKS = ("rank", "global_rank", "world_rank", "ddp_rank", "dist_rank", "process_rank", "process_index", "get_rank", "RANK")
 OF_SHARDS = ("state_dict", "forward", "generate")        # what FSDP does together, besides the call of its model
 OF_ENGINES = ("save_checkpoint", "save_16bit_model")     # of DeepSpeed
+SHARDING = ("fsdp", "zero3", "zero_3", "zero-3", "z3.", "z3_", "stage3", "stage_3")         # in the commands of a project
 FOR_EVERYONE = ("wait_for_everyone", "gather", "gather_for_metrics", "reduce")       # of accelerate
 THE_FIRST = ("is_main_process", "master_process", "is_master", "is_main", "is_rank_0", "is_rank_zero", "is_world_process_zero",
              "is_global_zero")
@@ -158,6 +160,8 @@ class _Together:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.sharded = {name: call for call in script.calls(*FSDP) for name in self._names(call)}
+        told = [word.lower() for command in commands(script) for word in (*command.starter, *command.words)]
+        self.shards = any(part in word for word in told for part in SHARDING)
         self.engines = {name for call in script.calls("deepspeed.initialize") for name in self._names(call)}
 
     def has(self, node: ast.AST) -> bool:
@@ -171,6 +175,8 @@ class _Together:
         if not isinstance(node.func, ast.Attribute):
             return False
         owner = self.script.words(node.func.value)
+        if last == "save_model" and self.shards:         # the Trainer gathers the weights from all processes
+            return self.script.is_made_by(node.func.value, "Trainer")
         return (last in FOR_EVERYONE and self.script.is_made_by(node.func.value, "Accelerator")) or (
             last in OF_SHARDS and self._is_sharded(node, owner)) or (last in OF_ENGINES and owner in self.engines)
 

@@ -8,6 +8,7 @@ from powertrain.audit.installed import LIBRARIES, defined, in_force, is_missing,
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.memory import OFFLOAD
+from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Setting, Subject
 from powertrain.audit.syntax import argument, every, hides_arguments, is_constant, last_name, owner_of
@@ -17,6 +18,7 @@ SINCE = (5,)                 # transformers; and TRL 1 with it
 REPORTING, EVALUATING = "training.report_to", "training.eval_strategy"
 REMOVED: Mapping[str, str] = known("removed_arguments")
 GONE: Mapping[str, str] = known("gone_imports")
+GONE_TASKS = tuple(known("gone_tasks"))
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 OF_UNSLOTH = ("tokenizer", "max_seq_length")          # which its trainers still take
 CONVERTED = ("warmup_ratio", "max_prompt_length", "evaluation_strategy")         # by its versions of TRL's arguments
@@ -150,6 +152,29 @@ def removed_imports(script: Script, subject: Subject, where: Circumstances) -> F
     if gone:
         says = ", ".join(dict.fromkeys(f"{name} (now {GONE[name]})" if name in GONE else f"{name} (gone)" for _, name in gone))
         yield found(since(where), *dict.fromkeys(node for node, _ in gone), names=says)
+
+
+@code_rule
+def task_gone(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A pipeline is asked for a task that transformers no longer has."""
+    gone: list[tuple[ast.AST, str]] = []
+    for call in script.calls("transformers.pipeline"):
+        task = argument(call, "task", 0)
+        said = str(task.value) if isinstance(task, ast.Constant) else ""
+        if task is not None and said.startswith(GONE_TASKS) and not is_tried(script, call):
+            gone.append((task, said))
+    if gone:
+        yield found(since(where), *(node for node, _ in gone), names=", ".join(dict.fromkeys(said for _, said in gone)))
+
+
+@code_rule_once
+def sentences_not_split(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """nltk splits texts by a file that it has under another name now, and the script fetches the old one."""
+    fetched = [call for call in script.calls("nltk.download") if call.args and getattr(call.args[0], "value", "") == "punkt"]
+    splits = next(script.calls("nltk.sent_tokenize", "nltk.word_tokenize", "nltk.tokenize.sent_tokenize",
+                               "nltk.tokenize.word_tokenize"), None)
+    if fetched and splits is not None and "punkt_tab" not in script.text:
+        yield found("critical", fetched[0], splits)
 
 
 @code_rule_once

@@ -20,6 +20,10 @@ TURNING = ("transpose", "swapaxes", "swapdims", "permute", "t", "T", "rearrange"
 HEADED = ("ForSequenceClassification.from_pretrained", "ForTokenClassification.from_pretrained")
 OF_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")           # task types whose new head peft trains and saves
 WEIGHING = ("att", "wei", "prob", "score")           # in names of what weighs the values
+ORDERING = ("transpose", "swap", "permute", "rearrange", "einsum")
+WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
+COMPUTED = ("x", "q", "k", "xq", "xk", "query", "key", "hidden_states")          # what a layer is given
+OF_DATA = ("numpy.", "json.", "matplotlib.")             # whose calls write no weights
 LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub", "Checkpoint", "log_model", "artifact", "store")
 
 
@@ -105,6 +109,48 @@ def attention_across_batch(script: Script, subject: Subject, where: Circumstance
         place = SEQUENCE_FIRST.get(last_name(call.func)) if script.name(call).startswith("torch.nn.") else None
         if place is not None and argument(call, "batch_first", place) is None and all(item.arg for item in call.keywords):
             yield found("critical", call, loaded, name=last_name(call.func))
+
+
+@code_rule_once
+def attention_across_heads(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """torch's attention gets the heads where it takes the places of a sequence."""
+    for call in script.calls("torch.nn.functional.scaled_dot_product_attention"):
+        function, given = script.function(call), [item for item in call.args[:2] if isinstance(item, ast.Name)]
+        if function is None or len(given) < 2:
+            continue
+        values = [node.value for name in given for node in every(ast.Assign, function) if gives_name(node, name.id)]
+        views = [value for value in values if isinstance(value, ast.Call) and last_name(value.func) in ("view", "reshape")
+                 and len(value.args) == 4 and is_length(value.args[1])]         # (batch, places, heads, width)
+        if len(views) >= len(given) and all(value in views or _keeps_order(script, value) for value in values):
+            yield found("critical", call, views[0])
+
+
+def _keeps_order(script: Script, value: ast.expr) -> bool:
+    """Return whether a value is a call of a layer that surely leaves the order of dimensions: torch's, or one seen here."""
+    kinds = [script.name(made) for made in script.assigned(value.func)] if isinstance(value, ast.Call) else []
+    own = [script.words(script.classes[kind]) for kind in kinds if kind in script.classes]
+    return bool(kinds) and not any(word in text for text in own for word in ORDERING) and all(
+        kind in script.classes or kind.startswith("torch.nn.") for kind in kinds)
+
+
+def is_length(node: ast.expr) -> bool:
+    """Return whether a name is that of the length of a sequence."""
+    return last_name(node).lower() in ("l", "t", "s", "seq", "seq_len", "seqlen", "seq_length", "length")
+
+
+@code_rule_once
+def gradient_stopped(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A layer works without gradients on what the network computes, so nothing below it learns by it."""
+    for kind in every(ast.ClassDef, script.tree) if script.training_loops or "trainer" in script.sections else ():
+        forward = next((item for item in kind.body if isinstance(item, FunctionNode) and item.name == "forward"), None)
+        if forward is None or not script.is_reached(forward):
+            continue
+        stops = [each for each in forward.decorator_list if script.name(each) in WITHOUT_GRADIENTS]
+        given = [item.arg for item in forward.args.args if item.arg in COMPUTED]
+        used = next((node for node in every(ast.BinOp, forward) for side in (node.left, node.right)
+                     if isinstance(side, ast.Name) and side.id in given), None)
+        if stops and used is not None:
+            yield found("critical", stops[0], used, name=kind.name)
 
 
 @code_rule_once
@@ -221,11 +267,18 @@ def _is_about(call: ast.Call, name: str, made: ast.Assign) -> bool:
 def never_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script trains a model, and saves it nowhere."""
     loop = next(iter(script.training_loops), None)
-    if loop is None or subject.framework != "pytorch" or script.says(*LEFT) or script.module(loop) is not None:
+    if loop is None or subject.framework != "pytorch" or any(_leaves(script, call) for call in script.every(ast.Call)):
         return
     begins = script.function(loop) is None or "__main__" in script.own_text
     if begins and script.has_call(".step"):
         yield found("moderate", loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
+
+
+def _leaves(script: Script, call: ast.Call) -> bool:
+    """Return whether a call may leave weights behind: its name says so, or it opens a file to write bytes."""
+    name = script.name(call) or last_name(call.func)
+    writes = name == "open" and any(isinstance(item, ast.Constant) and item.value == "wb" for item in call.args)
+    return writes or (any(word in name for word in LEFT) and not name.startswith(OF_DATA))
 
 
 @code_rule_once

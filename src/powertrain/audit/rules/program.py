@@ -12,10 +12,33 @@ from powertrain.audit.project import HIGHEST
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
-from powertrain.audit.scopes import bound_names, is_annotation, is_open, is_tried, names_of, only_added_to, own_tree, run_nodes
+from powertrain.audit.scopes import (
+    KNOWN,
+    bound_by,
+    bound_names,
+    is_annotation,
+    is_open,
+    is_tried,
+    names_of,
+    only_added_to,
+    own_tree,
+    run_nodes,
+    trees_of,
+)
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, is_constant, last_name, owner_of, targets_of
+from powertrain.audit.syntax import (
+    FunctionNode,
+    argument,
+    every,
+    hides_arguments,
+    inside,
+    is_constant,
+    last_name,
+    owner_of,
+    parameters_of,
+    targets_of,
+)
 from powertrain.records.findings import Evidence, Place
 
 MAKING_NAMES = ("run_line_magic('run'", "run_line_magic('load", "pylab")        # what a notebook may have names from
@@ -68,6 +91,30 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
+
+
+@code_rule_once
+def run_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A function is run above the line that gives a value to a name that it reads."""
+    everywhere = {name for node in every(ast.Global, script.tree) for name in node.names} | KNOWN
+    for tree in trees_of(script):
+        own = {node.name: node for node in tree.body if isinstance(node, FunctionNode) and not node.decorator_list}
+        given: dict[str, ast.AST] = {}
+        for node in inside(tree):
+            stored = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else [
+                node.name] if isinstance(node, FunctionNode | ast.ClassDef) else bound_by(node)
+            for name in stored:
+                given[name] = min(given.get(name, node), node, key=lambda each: each.lineno)
+        for call in (node for node in inside(tree) if isinstance(node, ast.Call) and not script.loops(node)):
+            mapped = last_name(call.func) in ("map", "filter") and bool(call.args)
+            function = own.get(last_name(call.args[0] if mapped else call.func)) if mapped or isinstance(
+                call.func, ast.Name) else None
+            local = parameters_of(function) | bound_names(ast.Module(function.body, [])) if function is not None else set()
+            for node in inside(function) if function is not None and not is_tried(script, call) else ():
+                later = given.get(node.id) if isinstance(node, ast.Name) and node.id not in local | everywhere else None
+                if later is not None and later.lineno > call.lineno and not script.conditions(node) and not is_tried(
+                        script, node) and isinstance(node, ast.Name):
+                    yield found("critical", node, call, later, name=node.id)
 
 
 @code_rule
@@ -244,6 +291,23 @@ def adapter_never_saved(script: Script, subject: Subject, where: Circumstances) 
     strategy = subject.value("training.save_strategy")
     if last is not None and strategy in (None, "no") and subject.value("training.save_steps") is None:
         yield found("critical" if strategy == "no" else "low", last, case="lost" if strategy == "no" else "")
+
+
+@code_rule_once
+def loaded_but_never_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A model is loaded from the folder of the run's checkpoints, where nothing has saved one."""
+    made = script.sections.get("training")
+    folder = subject.value("training.output_dir")
+    saves = any("save_" in name or "push" in name for call in script.every(ast.Call) for name in [last_name(call.func)])
+    if made is None or subject.framework not in TRAINERS or not isinstance(folder, str) or saves or subject.on(
+            "training.push_to_hub") or (script.path.parent / folder / "config.json").exists():
+        return
+    for call in script.calls(".from_pretrained", "transformers.pipeline"):
+        given = [item for item in (*call.args, *(each.value for each in call.keywords)) if "okenizer" not in script.name(call)]
+        here = next((item for item in given for value in (item, *script.assigned(item)) if isinstance(value, ast.Constant)
+                     and isinstance(value.value, str) and Path(value.value) == Path(folder)), None)
+        if here is not None and call.lineno > made.lineno and not is_tried(script, call):
+            yield found("critical", call, made, folder=folder)
 
 
 @code_rule

@@ -19,34 +19,27 @@ from powertrain.audit.scopes import (
     is_open,
     is_tried,
     means,
-    own_tree,
     run_nodes,
+    trees_of,
     used_before,
 )
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, every, inside, last_name, parameters_of
 
-NOTEBOOK = ("_In[", "# In[", "# %%")         # what an exported notebook has: its cells may run in any order
 # Source: the tokenizers of transformers 5.23
 GONE_OF_TOKENIZERS = ("batch_encode_plus", "encode_plus", "as_target_tokenizer")
 OF_A_FUNCTION = frozenset(dir(is_tried))
+WRAPPERS = ("module", "isinstance", "arallel")               # words of a test that asks whether a model is wrapped
 TOKENIZERS = "Tokenizer.from_pretrained"
 # ends of the classes whose objects have what the class has
 EXACT = ("Trainer", "Accelerator", "TrainingArguments", "ModelConfig")
 
 
-def _trees(script: Script) -> list[ast.Module]:
-    """Return the syntax of each file that can be asked for its names."""
-    if any(mark in script.own_text for mark in NOTEBOOK):
-        return []
-    return [tree for tree in (own_tree(script), *(module.tree for module in script.modules)) if not is_open(tree)]
-
-
 @code_rule
 def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The code uses a name that only another function gives a value."""
-    trees, reached = _trees(script), set(run_nodes(script))
+    trees, reached = trees_of(script), set(run_nodes(script))
     for tree in trees:
         bound = bound_names(tree)
         guarded = any(module.tree is tree and "__main__" in module.text for module in script.modules)
@@ -60,7 +53,7 @@ def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -
 @code_rule_once
 def used_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A name is used above the line that first gives it a value."""
-    trees, reached = _trees(script), set(run_nodes(script))
+    trees, reached = trees_of(script), set(run_nodes(script))
     for tree in trees:
         for node, later in used_before(tree):
             if node in reached and node.id not in KNOWN and not is_tried(script, node):
@@ -276,7 +269,11 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
     lost: dict[str, tuple[ast.Attribute, str]] = {}
     for node in run_nodes(script):
         owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
-        if not isinstance(node, ast.Attribute) or node.attr in given or node.attr.startswith("__") or is_tried(script, node):
+        if not isinstance(node, ast.Attribute) or node.attr.startswith("__") or is_tried(script, node):
+            continue
+        if node.attr == "module" and isinstance(owner, ast.Name) and _is_plain_model(script, owner):
+            lost[node.attr] = (node, owner.id)
+        if node.attr in given:
             continue
         kind = script.class_around(node)
         if kind is not None and kind.name in mixed_in:
@@ -309,6 +306,15 @@ def _lost_of_tokenizers(script: Script, node: ast.Attribute, where: Circumstance
     others = any("tokenizer" in name.lower() for name in script.classes) or not any(
         name.startswith("transformers.") and "Tokenizer" in name for name in script.all_imported)
     return called and not others and in_force("transformers", where) and node.attr in GONE_OF_TOKENIZERS
+
+
+def _is_plain_model(script: Script, name: ast.Name) -> bool:
+    """Return whether a name only ever holds a model as transformers loads it, without a wrapper that has a `module`."""
+    kinds, around = script.kinds.get(name.id, frozenset()), script.ancestors(name)
+    given = any(isinstance(each, FunctionNode) and name.id in parameters_of(each) for each in around)
+    asks = any(isinstance(each, ast.If | ast.IfExp) and any(word in script.words(each.test) for word in WRAPPERS)
+               for each in script.ancestors(name))
+    return bool(kinds) and not given and not asks and all(kind.endswith("from_pretrained") for kind in kinds)
 
 
 def _is_a_trainer(script: Script, kind: ast.ClassDef) -> bool:
@@ -355,7 +361,7 @@ def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumst
 def module_hidden(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A function of the file takes the name of a module that was imported, and the module is asked for something later."""
     reached = set(run_nodes(script))
-    for tree in _trees(script):
+    for tree in trees_of(script):
         imported = {item.asname or item.name: node for node in tree.body if isinstance(node, ast.Import) for item in node.names
                     if item.asname or "." not in item.name}
         for hiding in tree.body:

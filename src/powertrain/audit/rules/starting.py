@@ -1,13 +1,16 @@
 """Rules on how the project starts the script: the commands in its shell scripts and README, and the configs they name."""
 
 import ast
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
-from powertrain.audit.commands import commands
+from powertrain.audit.commands import MOST_BYTES, commands, project_files
 from powertrain.audit.configs import read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
-from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.base import Findings, code_rule, found, known
 from powertrain.audit.rules.calls import of_library
+from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import every, last_name
@@ -17,6 +20,10 @@ from powertrain.records.findings import Evidence, Place
 OF_PARSERS = frozenset({"help", "config"})   # of argparse, and of TrlParser
 INTO_CLASSES = ("transformers.HfArgumentParser", "trl.TrlParser")
 CONFIGS = (".yaml", ".yml", ".json")
+LIKELY = 4                                   # keys that a script takes for each that it does not: a config that is its own
+OF_CONFIGS = ("config", "deepspeed")         # parts of options that name a config
+PLACEHOLDERS = ("path", "your", "my_", "example")
+LISTED = known("packages")
 
 
 @code_rule
@@ -34,27 +41,82 @@ def command_refused(script: Script, subject: Subject, where: Circumstances) -> F
 @code_rule
 def config_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A config that the project starts the script with has keys that the script does not take."""
-    taken = _taken(script, where) if _parsers(script) else None
-    if taken is None:
-        return
-    files = [(word, Path(command.place.file).parent) for command in commands(script)
-             for before, word in zip(("", *command.words), command.words, strict=False)
-             if word.endswith(CONFIGS) and before in ("", "--config")]
-    files += [(str(item.value), script.path.parent) for call in script.calls(".parse_yaml_file", ".parse_json_file")
-              for item in (*call.args, *(each.value for each in call.keywords)) if isinstance(item, ast.Constant)]
-    root = script.root or script.path.parent
-    for word, folder in files:
-        file = next((each for each in (root / word, folder / word) if each.is_file()), None)
+    parsers = _parsers(script)
+    taken = _of_classes(script, parsers[0], where) if len(parsers) == 1 else None
+    for file, sure in _configs(script) if taken is not None else ():
         try:
-            keys = read_marked(file).inner if file is not None else {}
+            keys = read_marked(file).inner
         except WrongUse:
             continue
-        lost = {name: each for name, each in keys.items() if name != "env" and name not in taken}
-        if lost and file is not None and set(keys) - set(lost):
+        lost = {name: each for name, each in keys.items() if name != "env" and name not in (taken or ())}
+        kept = len(keys) - len(lost)
+        if lost and kept and (sure or kept >= LIKELY * len(lost)):
             first = next(iter(lost.values()))
             yield found("critical", Evidence(f"{next(iter(lost))}: {first.value}", Place(str(file), first.line)),
                        names=", ".join(lost))
             return
+
+
+def _configs(script: Script) -> Iterator[tuple[Path, bool]]:
+    """Yield the configs that the project starts the script with, and, as not sure, others where the script reads any."""
+    root, own = script.root or script.path.parent, script.path.parent
+    files = [(word, Path(command.place.file).parent) for command in commands(script)
+             for before, word in zip(("", *command.words), command.words, strict=False)
+             if word.endswith(CONFIGS) and before in ("", "--config")]
+    reads = list(script.calls(".parse_yaml_file", ".parse_json_file"))
+    files += [(str(item.value), own) for call in reads
+              for item in (*call.args, *(each.value for each in call.keywords)) if isinstance(item, ast.Constant)]
+    for word, folder in files:
+        yield from ((file, True) for file in [root / word, folder / word] if file.is_file())
+    if reads and not files:
+        yield from ((file, False) for file in project_files(script) if file.suffix in CONFIGS[:2])
+
+
+@code_rule
+def file_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The project's own command names a config that the project does not have."""
+    folders = {file.parent for file in project_files(script)}
+    for command in commands(script):
+        words = [*command.starter, *command.words]
+        named = [(option, word) for option, word in pairwise(words)
+                 if option.startswith("--") and any(part in option for part in OF_CONFIGS)]
+        named += [tuple(word.split("=", 1)) for word in words if "=" in word and any(part in word for part in OF_CONFIGS)]
+        for option, word in named:
+            plain = word.endswith(CONFIGS) and not word.startswith("/") and not any(sign in word for sign in "${}<>*~")
+            if not plain or any(part in word.lower() for part in PLACEHOLDERS):
+                continue
+            if not any((folder / word).is_file() for folder in folders) and not _is_made(script, Path(word).name):
+                yield found("critical", Evidence(f"{option} {word}", command.place), name=word)
+                return
+
+
+def _is_made(script: Script, name: str) -> bool:
+    """Return whether a file of the project but its commands says a name: it may write it, or say where it comes from."""
+    return any(name in file.read_text(encoding="utf-8", errors="replace") for file in project_files(script)
+               if file.suffix in (".py", ".md", ".ipynb", ".txt") and file.stat().st_size <= MOST_BYTES)
+
+
+@code_rule
+def packages_unlisted(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The script imports a package that the project's list of what to install does not have."""
+    above = [script.path.resolve().parent, *script.path.resolve().parents]
+    lists = [file for file in project_files(script) if file.suffix == ".txt" and (file.parent.name == "requirements" or (
+        file.name.startswith("requirements") and file.parent in above))]
+    if not lists:
+        return
+    said = " ".join(file.read_text(encoding="utf-8", errors="replace").lower() for file in project_files(script)
+                    if (file.suffix in (".txt", ".md", ".toml", ".sh", ".yml", ".yaml", ".cfg", ".ipynb") or file.name in (
+                        "setup.py", "Dockerfile")) and file.stat().st_size <= MOST_BYTES)
+    lost: dict[str, ast.AST] = {}
+    for node in script.nodes:
+        names = [item.name for item in node.names] if isinstance(node, ast.Import) else [
+            node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        for name in {each.partition(".")[0] for each in names} & set(LISTED):
+            if not any(each in said for each in (name, *LISTED[name])) and not is_tried(script, node) \
+                    and not script.conditions(node):
+                lost.setdefault(name, node)
+    if lost:
+        yield found("moderate", *lost.values(), Evidence(lists[0].name, Place(str(lists[0]), 1)), names=", ".join(lost))
 
 
 def _is_taken(name: str, taken: frozenset[str]) -> bool:

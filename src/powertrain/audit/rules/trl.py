@@ -5,12 +5,13 @@ import ast
 from powertrain.audit.edits import with_text
 from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
-from powertrain.audit.rules.names import since
+from powertrain.audit.rules.memory import FP16
+from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.rules.network import MOVING
 from powertrain.audit.scopes import is_tried, means
 from powertrain.audit.script import WRAPPED, Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, is_constant, last_name, owner_of
+from powertrain.audit.syntax import FunctionNode, argument, every, gives_name, hides_arguments, is_constant, last_name, owner_of
 from powertrain.records.findings import Edit
 
 REWARDED = ("GRPOTrainer", "RLOOTrainer")
@@ -20,6 +21,9 @@ REFERRED = ("DPOTrainer", "KTOTrainer")
 BARE = tuple(f"transformers.{name}.from_pretrained" for name in (
     "AutoModel", "BertModel", "RobertaModel", "DistilBertModel", "GPT2Model", "T5Model", "LlamaModel", "MistralModel"))
 OWNED = known("owners")
+QUANTISED = ("quantisation.load_in_4bit", "quantisation.load_in_8bit")
+PADS_TOKENS_ONLY = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorWithPadding")
+ONE_LENGTH = ("max_length", "skip_prepare_dataset")          # texts of a script whose rows may all be as long, or are kept
 SORTED = known("sorted_by_class")
 
 
@@ -63,6 +67,73 @@ def plain_arguments(script: Script, subject: Subject, where: Circumstances) -> F
     plain = made is not None and script.name(made).startswith("transformers.") and last_name(made.func) == "TrainingArguments"
     if trainer is not None and plain and in_force("trl", where):
         yield found("critical", made, trainer, config=last_name(trainer.func).replace("Trainer", "Config"))
+
+
+@code_rule
+def adapters_unscaled(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The trainer makes the adapters of a quantised model bf16, and fp16's gradient scaler has no kernel for bf16."""
+    bits = next((key for key in QUANTISED if subject.is_on(key)), None)
+    theirs = subject.trainer.startswith("trl.") and in_force("trl", where) and not where.on_cpu and not of_unsloth(script)
+    if bits is not None and theirs and subject.value(FP16) is True and subject.has_adapters and not script.says("deepspeed"):
+        yield found("critical", FP16, bits)
+
+
+@code_rule_once
+def pairs_of_older_trainer(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Pairs are tokenised into columns of an older RewardTrainer, and the texts are taken out."""
+    trainer = trainer_of_trl(script, subject, "RewardTrainer")
+    named = next((node for node in script.every(ast.Constant) if node.value == "input_ids_chosen"), None)
+    removed = next((item for call in script.calls(".map") for item in call.keywords if item.arg == "remove_columns"), None)
+    if trainer is not None and named is not None and removed is not None and in_force("trl", where):
+        yield found("critical", named, removed)
+
+
+@code_rule_once
+def template_without_tokenizer(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """TRL's apply_chat_template gets the tokenizer by the name that it had."""
+    for call in script.calls(".map"):
+        given = argument(call, "fn_kwargs")
+        keys = [key.value for key in given.keys if isinstance(key, ast.Constant)] if isinstance(given, ast.Dict) else []
+        if call.args and script.name(call.args[0]).startswith("trl.") and "tokenizer" in keys and in_force("trl", where) and \
+                last_name(call.args[0]).endswith("apply_chat_template"):
+            yield found("critical", call)
+
+
+@code_rule
+def formatting_gives_many(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The formatting function gives a list, and the trainer asks it for the text of one example."""
+    trainer = trainer_of_trl(script, subject, "SFTTrainer")
+    given = argument(trainer, "formatting_func") if trainer is not None else None
+    called = given.body if isinstance(given, ast.Lambda) else given
+    called = called.func if isinstance(called, ast.Call) else called
+    function = script.functions.get(called.id) if isinstance(called, ast.Name) else None
+    if given is None or function is None or of_unsloth(script) or not in_force("trl", where):
+        return
+    returned = [node.value for node in every(ast.Return, function) if script.function(node) is function]
+    if returned and all(value is not None and _is_list(script, value, function) for value in returned):
+        yield found("critical", given, returned[0], name=function.name)
+
+
+def _is_list(script: Script, value: ast.expr, function: FunctionNode) -> bool:
+    """Return whether a value is surely a list, or a name of the function that only ever holds one."""
+    if isinstance(value, ast.Name):
+        held = [node.value for node in every(ast.Assign, function) if gives_name(node, value.id)]
+        return bool(held) and all(not isinstance(each, ast.Name) and _is_list(script, each, function) for each in held)
+    made = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "list"
+    return made or isinstance(value, ast.List | ast.ListComp)
+
+
+@code_rule
+def collator_leaves_labels(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The collator pads the tokens, and leaves the labels that the trainer has made as long as they are."""
+    trainer = trainer_of_trl(script, subject, "SFTTrainer")
+    given = argument(trainer, "data_collator", 2) if trainer is not None else None
+    values = [given, *script.assigned(given)] if given is not None else []
+    made = next((each for each in values if isinstance(each, ast.Call) and script.name(each) in PADS_TOKENS_ONLY), None)
+    same_length = subject.examples_per_pass == 1 or subject.on("training.packing") or any(
+        f"{quote}{word}{quote}" in script.text for word in ONE_LENGTH for quote in "'\"")
+    if made is not None and not same_length and not of_unsloth(script) and in_force("trl", where):
+        yield found("critical", made, trainer, name=last_name(made.func))
 
 
 @code_rule_once

@@ -12,6 +12,8 @@ from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, argument, every, inside, last_name, names_in, reads_of, targets_of
 from powertrain.records.findings import Severity
 
+OTHER_HEADS = ("ForSequenceClassification.from_pretrained", "ForConditionalGeneration.from_pretrained",
+               "AutoModelForSeq2SeqLM.from_pretrained", "ForMaskedLM.from_pretrained")
 NEEDED = ("lora.r", "lora.lora_alpha")       # numbers that a library reckons with: None ends the run
 FROM_ENVIRONMENT = ("os.environ.get", "os.getenv")
 ALONE = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -25,10 +27,6 @@ OF_ANY_MODULE = frozenset({
     "register_comm_hook", "share_memory", "extra_repr", "training", "get_buffer", "set_extra_state"})
 GIVEN_A_WRAPPER = ("compute_loss", "training_step", "prediction_step")           # of a Trainer, with the model as argument
 TOKENISING = ("tokenizer", "tok", "encode", "encode_plus", "batch_encode_plus", "apply_chat_template")
-# published data -> the columns of a prompt, of which each belongs into it
-COLUMNS = {"yahma/alpaca-cleaned": ("instruction", "input"), "tatsu-lab/alpaca": ("instruction", "input"),
-           "vicgalle/alpaca-gpt4": ("instruction", "input"), "iamtarun/python_code_instructions_18k_alpaca": (
-               "instruction", "input"), "databricks/databricks-dolly-15k": ("instruction", "context")}
 EMPTY_ROWS = ("wikitext", "Salesforce/wikitext")             # published data in which many rows have no text at all
 PLACES = ("step", "global_step", "iter", "iter_num", "iteration", "batch_idx", "batch", "current_step")
 SKIPPING = ("skip", "islice")
@@ -76,7 +74,7 @@ def rows_not_tokenised(script: Script, subject: Subject, where: Circumstances) -
     loaded = script.has_call("datasets.load_dataset", "datasets.Dataset.from_list", "datasets.Dataset.from_json",
                              "datasets.Dataset.from_dict") and not script.has_call("datasets.load_from_disk")
     unread = model is not None and collator is None and not script.says("input_ids", "__getitem__")
-    if script.has_made(*CAUSAL) and loaded and unread and not any(
+    if script.has_made(*CAUSAL, *OTHER_HEADS) and loaded and unread and not any(
             _may_tokenise(script, call) for call in script.every(ast.Call)):
         yield found("critical", trainer)
 
@@ -201,22 +199,6 @@ def micro_batch_ignored(script: Script, subject: Subject, where: Circumstances) 
                 for around in script.ancestors(node))]
             if "micro_batch" in item.arg and not reads:
                 yield found("critical", each, item, name=item.arg, taken=script.words(each))
-
-
-@code_rule
-def column_left_out(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The prompt leaves out a column of the data that belongs to it."""
-    source = subject.settings.get("data.source")
-    columns = COLUMNS.get(str(source.value), ()) if source is not None else ()
-    texts = {node.value for node in script.every(ast.Constant) if isinstance(node.value, str)}
-    reads = {column: any(text == column or f"{{{column}}}" in text for text in texts) or script.says(f".{column}")
-             for column in columns}
-    first = next((node for node in script.every(ast.Subscript) if isinstance(node.slice, ast.Constant)
-                  and node.slice.value in columns[:1]), None)
-    missing = [column for column, read in reads.items() if not read]
-    renamed = script.has_call(".rename_column", ".remove_columns", ".filter")
-    if first is not None and source is not None and missing and not renamed:
-        yield found("critical", first, source, column=missing[0], data=str(source.value))
 
 
 @code_rule
