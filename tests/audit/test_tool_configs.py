@@ -78,6 +78,8 @@ def test_settings_that_the_tool_does_not_take(base: str, fires: str, silent: str
 
 
 def test_a_model_with_separate_projections_takes_the_kernels(tmp_path: Path) -> None:
+    made = found("settings_refused", QLORA.replace("mine", "microsoft/phi-4") + "load_in_8bit: false\n", tmp_path)
+    assert [each.what for each in made[0].evidence] == ["adapter: qlora", "base_model: microsoft/phi-4"]
     assert found("settings_refused", QLORA.replace("mine", "mistralai/Mistral-7B-v0.1"), tmp_path) == []
 
 

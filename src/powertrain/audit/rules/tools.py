@@ -175,7 +175,7 @@ def data_not_defined(subject: Subject, where: Circumstances) -> Findings:
     folder, listed = subject.value("data.dataset_dir"), subject.value("data.source")
     file = root_of(subject.path) / str(folder) / "dataset_info.json"
     with suppress(OSError, WrongUse):
-        if subject.framework == "llama-factory" and folder and file.is_file():
+        if folder is not None and file.is_file():
             defined, names = read_marked(file).inner, listed if isinstance(listed, list) else [listed]
             if lost := [str(name) for name in names if name and str(name) not in defined]:
                 yield found("critical", "data.source", "data.dataset_dir", names=", ".join(lost))
