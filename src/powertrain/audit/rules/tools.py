@@ -1,16 +1,31 @@
-"""Rules on the configs of Axolotl, LLaMA-Factory and torchtune."""
+"""Rules on the configs of Axolotl, LLaMA-Factory and torchtune, and on the layers that their adapters are for."""
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
+from powertrain.audit.configs import Marked, read_marked, shown
+from powertrain.audit.project import root_of
 from powertrain.audit.rules.base import Findings, found, known, rule
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 
 TEMPLATE = "tokenizer.chat_template"
 TEMPLATES, FAMILIES = known("templates"), known("families")
 MOVED = known("moved_components")
 EVALUATING = ("training.eval_steps", "training.evals_per_epoch")
+KINDS, REFUSED, PROMPTS, LAYERS = map(known, ("value_kinds", "refused", "prompt_types", "lora_families"))
+IGNORED = known("not_in_force")
+TERM = re.compile(r"(!?)([\w.|]+?)(!=|=|~|$)(.*)")
+HEADS = {"lm_head", "score", "classifier"}
+FUSED = "fused"        # no key: whether the model's attention has other layers than q_proj and o_proj
+FITS: Mapping[str, type | str] = {           # what pydantic takes: values of a type, or spelled so
+    "a text": str, "a list": list, "a table": dict, "a whole number": r"[-+]?[\d_]+(\.0*)?|true|false",
+    "a number": r"[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?|true|false|nan|[-+]?inf",
+    "true or false": r"true|false|yes|no|on|off|[tfyn01]|[01]\.0"}
 
 
 @rule
@@ -58,10 +73,12 @@ def components_moved(subject: Subject, where: Circumstances) -> Findings:
 def evaluation_never(subject: Subject, where: Circumstances) -> Findings:
     """Evaluations are asked for, and no data is held out for them."""
     asked = next((key for key in EVALUATING if subject.value(key)), None)
+    raises = asked == EVALUATING[0] and subject.value("data.validation_share") == 0
     others = any("test_datasets" in key for key in (*subject.settings, *subject.unknown, *subject.unread))
     held_out = subject.value("data.validation_share") or subject.is_unread("data.validation_share") or others
     if subject.framework == "axolotl" and asked is not None and not held_out:
-        yield found("moderate", asked, subject.settings.get("data.validation_share"))
+        yield found("critical" if raises else "moderate", asked, subject.settings.get("data.validation_share"),
+                    case="raises" if raises else "")
 
 
 @rule
@@ -69,3 +86,115 @@ def format_gone(subject: Subject, where: Circumstances) -> Findings:
     """The data has a type that Axolotl no longer knows."""
     if subject.framework == "axolotl" and str(subject.value("data.format")).startswith("sharegpt"):
         yield found("critical", "data.format")
+
+
+def _keys(subject: Subject, *tools: str) -> Mapping[str, Marked]:
+    """Return the keys of a tool's file as it spells them, those of its tables as `table.key` too."""
+    is_theirs = subject.framework in tools and subject.script is None and subject.path.suffix != ".py"
+    outer = read_marked(subject.path).inner if is_theirs else {}
+    return {**outer, **{f"{key}.{name}": item for key, table in outer.items() for name, item in table.inner.items()}}
+
+
+def _seen(subject: Subject, keys: Mapping[str, Marked], *names: str) -> list[Evidence]:
+    """Return how the file sets these keys."""
+    return [Evidence(f"{name}: {shown(keys[name].value)}", Place(str(subject.path), keys[name].line))
+            for name in dict.fromkeys(names) if name in keys]
+
+
+@rule
+def settings_refused(subject: Subject, where: Circumstances) -> Findings:
+    """The tool does not take these settings."""
+    keys, own = _keys(subject, *REFUSED), _layers(subject)
+    for kind, names in KINDS.items() if subject.framework == "axolotl" else ():
+        wrong = [name for name in names.split() if name in keys and not _fits(FITS[kind], keys[name].value)]
+        if wrong:
+            yield found("critical", *_seen(subject, keys, *wrong), says=f"{', '.join(wrong)} must be {kind}, or left out")
+    read = {**keys, FUSED: Marked(bool(own) and not {"q_proj", "o_proj"} <= own, 1)}
+    for ends, table in ((True, REFUSED), (False, IGNORED)) if keys else ():
+        for conditions, says in table.get(subject.framework, {}).items():
+            if all(_holds(term, read) for term in conditions.split()):
+                seen = _seen(subject, keys, *re.findall(r"[\w.]+", re.sub(r"!\S+", "", conditions)))
+                yield found("critical" if ends else "moderate", *seen, says=says, case="" if ends else "ignored")
+
+
+def _fits(form: type | str, value: Any) -> bool:
+    """Return whether a value is of a kind; none is of any, and what a script fills in may be."""
+    if value is None or (isinstance(value, str) and re.match(r"\$|\{|<", value)):
+        return True
+    return isinstance(value, form) if isinstance(form, type) else re.fullmatch(form, str(value).lower()) is not None
+
+
+def _holds(term: str, keys: Mapping[str, Marked]) -> bool:
+    """Return whether a condition of `refused` holds; a key that is not set has the value ""."""
+    parts: tuple[str, str, str, str] = TERM.findall(term)[0]
+    negated, names, sign, wanted = parts
+    values = [keys[name].value if name in keys else "" for name in names.split("|")]
+    if not sign:
+        return any(map(bool, values)) != bool(negated)
+    if sign == "~":
+        return any(re.search(wanted, str(value).lower()) for value in values)
+    return all(str(value).lower() in wanted.split("|") for value in values) == (sign == "=")
+
+
+@rule
+def data_refused(subject: Subject, where: Circumstances) -> Findings:
+    """Axolotl cannot make examples of a data set."""
+    keys = _keys(subject, "axolotl")
+    learned, listed = (keys[name].value if name in keys else None for name in ("rl", "datasets"))
+    forms = PROMPTS.get("dpo" if learned in ("dpo", "ipo", "simpo") else str(learned or "sft"), "").replace(" ", "")
+    for table in filter(lambda each: isinstance(each, dict), listed if isinstance(listed, list) else ()):
+        kind = table.get("type")
+        wrong = [("path", "data_files", "")] if table.get("data_files") and table.get("path") is None else []
+        if isinstance(kind, str) and forms and not re.fullmatch(f"{forms}|sharegpt.*", kind) and (
+                "." not in kind or re.fullmatch(forms, kind.partition(".")[0])):         # another's module may bring its own
+            wrong.append(("kind", "type", kind))
+        for case, name, value in (*wrong, *(_unformatted(kind) if isinstance(kind, dict) and not learned else ())):
+            yield found("critical", _line(subject, name, value), case=case, name=name, kind=kind)
+
+
+def _unformatted(said: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong with the formats that the config writes itself: the case, the key and "" for any value."""
+    filled = {"format": {"instruction", "input"}, "no_input_format": {"instruction"}}
+    written = {name: set(re.findall(r"(?<!\{)\{(\w+)", str(said.get(name) or ""))) for name in filled}
+    if wrong := next((name for name in filled if written[name] - filled[name]), ""):
+        yield "field", wrong, ""
+    if said.get("format") and not said.get("no_input_format") and "input" not in written["format"]:
+        yield "unused", "format", ""
+
+
+def _line(subject: Subject, key: str, value: str) -> Evidence | None:
+    """Return the first line that sets a key to a text that begins so."""
+    lines = subject.path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((Evidence(line.strip(), Place(str(subject.path), number)) for number, line in enumerate(lines, 1)
+                 if re.match(rf"[-\s]*{key}\s*:\s*[\"']?{re.escape(value)}", line)), None)
+
+
+@rule
+def data_not_defined(subject: Subject, where: Circumstances) -> Findings:
+    """A data set is not in the project's dataset_info.json."""
+    folder, listed = subject.value("data.dataset_dir"), subject.value("data.source")
+    file = root_of(subject.path) / str(folder) / "dataset_info.json"
+    with suppress(OSError, WrongUse):
+        if folder is not None and file.is_file():
+            defined, names = read_marked(file).inner, listed if isinstance(listed, list) else [listed]
+            if lost := [str(name) for name in names if name and str(name) not in defined]:
+                yield found("critical", "data.source", "data.dataset_dir", names=", ".join(lost))
+
+
+def _layers(subject: Subject) -> set[str]:
+    """Return the names of the model's layers, if it is one of a family that is known for certain."""
+    path = str(subject.value("model.path") or "").lower()
+    path = path if "/" in path else f"openai-community/{path}"         # as the hub leads on names without an owner
+    return next((set(names.split()) for form, names in LAYERS.items() if re.fullmatch(form, path)), set())
+
+
+@rule
+def targets_missing(subject: Subject, where: Circumstances) -> Findings:
+    """Adapters are asked for on layers that the model does not have."""
+    asked, own = subject.value("lora.target_modules"), _layers(subject)
+    names = {str(name).rpartition(".")[2] for name in asked} if isinstance(asked, list | tuple | set) else set()
+    lost = sorted(names - own - HEADS)
+    if own and len(lost) * 2 > len(names) and all(map(str.isidentifier, names)):
+        case = "all" if len(lost) == len(names) else ""
+        yield found("critical" if case else "moderate", "lora.target_modules", "model.path", case=case, lost=", ".join(lost),
+                    others=", ".join(sorted(own - names)))
