@@ -27,9 +27,6 @@ SCORED = ("import evaluate\nrouge = evaluate.load('rouge')\ndef told(found):\n  
 SFT = "SFTTrainer(model=model, args=SFTConfig('out'{args}), train_dataset=rows{more}).train()\n"
 FORMATTED = ("def told(row):\n    texts = [f'{{one}} {{two}}' for one, two in zip(row['ask'], row['say'])]\n"
              "    return {given}\n")
-FOUR_BITS = ("from peft import LoraConfig\nfrom transformers import BitsAndBytesConfig\nbits = BitsAndBytesConfig("
-             "load_in_4bit=True)\nmodel = AutoModelForCausalLM.from_pretrained('gpt2', quantization_config=bits)\n"
-             "lora = LoraConfig(r=8)\n")
 PAIRED = ("from trl import RewardConfig, RewardTrainer\nrows = rows.map(lambda row: {{'input_ids_chosen': "
           "tokenizer(row['chosen'])['input_ids']}}{more})\n" + HF
           + "RewardTrainer(model=model, args=RewardConfig('out'), train_dataset=rows).train()\n")
@@ -60,8 +57,6 @@ TRL_CASES: dict[str, tuple[str, str]] = {
         HEAD + HF + SFT.format(args="", more=", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)"),
         HEAD + HF + SFT.format(args=", per_device_train_batch_size=1",
                                more=", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)")),
-    "adapters_unscaled": (HEAD + FOUR_BITS + SFT.format(args=", fp16=True", more=", peft_config=lora"),
-                          HEAD + FOUR_BITS + SFT.format(args=", bf16=True", more=", peft_config=lora")),
     "pairs_of_older_trainer": (HEAD + PAIRED.format(more=", remove_columns=rows.column_names"), HEAD + PAIRED.format(more="")),
     "template_without_tokenizer": (HEAD + TEMPLATED.format(name="tokenizer"), HEAD + TEMPLATED.format(name="processing_class")),
     "task_gone": (HEAD + ASKED_FOR.format(task="summarization"), HEAD + ASKED_FOR.format(task="text-generation")),

@@ -5,6 +5,7 @@ import math
 from powertrain.audit.edits import removed, set_to
 from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, found, room, rule
+from powertrain.audit.rules.names import of_unsloth
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject, dtype_named
 from powertrain.cost.precision import shown
@@ -95,7 +96,8 @@ def quantised_without_adapters(script: Script, subject: Subject, where: Circumst
 def scaler_refuses_bf16(subject: Subject, where: Circumstances) -> Findings:
     """Adapters are bf16 on quantised weights, and fp16's scaler takes no gradients of that type."""
     key = next((key for key in BITS if subject.on(key)), None)
-    adapts = subject.script is not None and subject.script.says("peft_config", "get_peft_model", "PeftModel")
+    adapts = subject.script is not None and subject.script.says("peft_config", "get_peft_model", "PeftModel") \
+        and not of_unsloth(subject.script)               # which takes the change of types out
     of_trl = subject.trainer.startswith("trl.") and in_force("trl", where)
     fp16 = {**subject.settings, **subject.unread}.get("training.fp16")
     asked = fp16 is not None and fp16.name == "fp16" and (

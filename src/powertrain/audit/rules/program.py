@@ -13,8 +13,6 @@ from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, fou
 from powertrain.audit.rules.calls import passed
 from powertrain.audit.rules.names import since
 from powertrain.audit.scopes import (
-    KNOWN,
-    bound_by,
     bound_names,
     is_annotation,
     is_open,
@@ -32,11 +30,9 @@ from powertrain.audit.syntax import (
     argument,
     every,
     hides_arguments,
-    inside,
     is_constant,
     last_name,
     owner_of,
-    parameters_of,
     targets_of,
 )
 from powertrain.records.findings import Evidence, Place
@@ -57,6 +53,7 @@ SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "tor
 HELD_OUT = ("val", "eval", "test")
 PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # in names of the number of processes
 PARTS = ("model", "tokenizer")
+OF_A_FUNCTION = frozenset(dir(is_tried))
 NATIVE, BEGINS = tuple(known("native")), tuple(known("begins"))
 
 
@@ -91,30 +88,6 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
-
-
-@code_rule_once
-def run_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A function is run above the line that gives a value to a name that it reads."""
-    everywhere = {name for node in every(ast.Global, script.tree) for name in node.names} | KNOWN
-    for tree in trees_of(script):
-        own = {node.name: node for node in tree.body if isinstance(node, FunctionNode) and not node.decorator_list}
-        given: dict[str, ast.AST] = {}
-        for node in inside(tree):
-            stored = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else [
-                node.name] if isinstance(node, FunctionNode | ast.ClassDef) else bound_by(node)
-            for name in stored:
-                given[name] = min(given.get(name, node), node, key=lambda each: each.lineno)
-        for call in (node for node in inside(tree) if isinstance(node, ast.Call) and not script.loops(node)):
-            mapped = last_name(call.func) in ("map", "filter") and bool(call.args)
-            function = own.get(last_name(call.args[0] if mapped else call.func)) if mapped or isinstance(
-                call.func, ast.Name) else None
-            local = parameters_of(function) | bound_names(ast.Module(function.body, [])) if function is not None else set()
-            for node in inside(function) if function is not None and not is_tried(script, call) else ():
-                later = given.get(node.id) if isinstance(node, ast.Name) and node.id not in local | everywhere else None
-                if later is not None and later.lineno > call.lineno and not script.conditions(node) and not is_tried(
-                        script, node) and isinstance(node, ast.Name):
-                    yield found("critical", node, call, later, name=node.id)
 
 
 @code_rule
@@ -404,3 +377,21 @@ def accumulation_to_nothing(script: Script, subject: Subject, where: Circumstanc
             value if isinstance(operator, ast.FloorDiv) else None            # x = all // by, or x //= by
         if by is not None and any(word in last_name(part).lower() for part in _factors(by) for word in PROCESSES):
             yield found("moderate", node, by=script.words(by))
+
+
+@code_rule
+def module_hidden(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A function of the file takes the name of a module that was imported, and the module is asked for something later."""
+    reached = set(run_nodes(script))
+    for tree in trees_of(script):
+        imported = {item.asname or item.name: node for node in tree.body if isinstance(node, ast.Import) for item in node.names
+                    if item.asname or "." not in item.name}
+        for hiding in tree.body:
+            if not isinstance(hiding, FunctionNode) or hiding.name not in imported:
+                continue
+            asked = [node for node in every(ast.Attribute, tree) if isinstance(node.value, ast.Name)
+                     and node.value.id == hiding.name and isinstance(node.ctx, ast.Load) and node in reached
+                     and node.attr not in OF_A_FUNCTION and not is_tried(script, node)
+                     and (script.function(node) is not None or node.lineno > hiding.lineno)]
+            if imported[hiding.name].lineno < hiding.lineno and asked:
+                yield found("critical", asked[0], hiding, name=hiding.name)

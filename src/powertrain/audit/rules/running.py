@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from powertrain.audit.installed import defined, gives, in_force, members, root
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
@@ -29,7 +30,6 @@ from powertrain.audit.syntax import FunctionNode, every, inside, last_name, para
 
 # Source: the tokenizers of transformers 5.23
 GONE_OF_TOKENIZERS = ("batch_encode_plus", "encode_plus", "as_target_tokenizer")
-OF_A_FUNCTION = frozenset(dir(is_tried))
 WRAPPERS = ("module", "isinstance", "arallel")               # words of a test that asks whether a model is wrapped
 TOKENIZERS = "Tokenizer.from_pretrained"
 # ends of the classes whose objects have what the class has
@@ -58,6 +58,30 @@ def used_before_given(script: Script, subject: Subject, where: Circumstances) ->
         for node, later in used_before(tree):
             if node in reached and node.id not in KNOWN and not is_tried(script, node):
                 yield found("critical", node, later, name=node.id)
+
+
+@code_rule_once
+def run_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A function is run above the line that gives a value to a name that it reads."""
+    everywhere = {name for node in every(ast.Global, script.tree) for name in node.names} | KNOWN
+    for tree in trees_of(script):
+        own = {node.name: node for node in tree.body if isinstance(node, FunctionNode) and not node.decorator_list}
+        given: dict[str, Any] = {}
+        for node in inside(tree):
+            stored = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else [
+                node.name] if isinstance(node, FunctionNode | ast.ClassDef) else bound_by(node)
+            for name in stored:
+                given[name] = min(given.get(name, node), node, key=lambda each: each.lineno)
+        for call in (node for node in inside(tree) if isinstance(node, ast.Call) and not script.loops(node)):
+            mapped = last_name(call.func) in ("map", "filter") and bool(call.args)
+            function = own.get(last_name(call.args[0] if mapped else call.func)) if mapped or isinstance(
+                call.func, ast.Name) else None
+            local = parameters_of(function) | bound_names(ast.Module(function.body, [])) if function is not None else set()
+            for node in inside(function) if function is not None and not is_tried(script, call) else ():
+                later = given.get(node.id) if isinstance(node, ast.Name) and node.id not in local | everywhere else None
+                if later is not None and later.lineno > call.lineno and not script.conditions(node) and not is_tried(
+                        script, node) and isinstance(node, ast.Name):
+                    yield found("critical", node, call, later, name=node.id)
 
 
 @code_rule_once
@@ -355,21 +379,3 @@ def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumst
             and not gives("transformers", "models/*/tokenization_*.py", name)
     has = members(kind) if kind.node.name.endswith(EXACT) else None
     return has is not None and name not in has
-
-
-@code_rule
-def module_hidden(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A function of the file takes the name of a module that was imported, and the module is asked for something later."""
-    reached = set(run_nodes(script))
-    for tree in trees_of(script):
-        imported = {item.asname or item.name: node for node in tree.body if isinstance(node, ast.Import) for item in node.names
-                    if item.asname or "." not in item.name}
-        for hiding in tree.body:
-            if not isinstance(hiding, FunctionNode) or hiding.name not in imported:
-                continue
-            asked = [node for node in every(ast.Attribute, tree) if isinstance(node.value, ast.Name)
-                     and node.value.id == hiding.name and isinstance(node.ctx, ast.Load) and node in reached
-                     and node.attr not in OF_A_FUNCTION and not is_tried(script, node)
-                     and (script.function(node) is not None or node.lineno > hiding.lineno)]
-            if imported[hiding.name].lineno < hiding.lineno and asked:
-                yield found("critical", asked[0], hiding, name=hiding.name)

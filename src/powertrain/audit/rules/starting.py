@@ -77,16 +77,15 @@ def file_missing(script: Script, subject: Subject, where: Circumstances) -> Find
     """The project's own command names a config that the project does not have."""
     folders = {file.parent for file in project_files(script)}
     for command in commands(script):
-        words = [*command.starter, *command.words]
-        named = [(option, word) for option, word in pairwise(words)
-                 if option.startswith("--") and any(part in option for part in OF_CONFIGS)]
-        named += [tuple(word.split("=", 1)) for word in words if "=" in word and any(part in word for part in OF_CONFIGS)]
-        for option, word in named:
-            plain = word.endswith(CONFIGS) and not word.startswith("/") and not any(sign in word for sign in "${}<>*~")
-            if not plain or any(part in word.lower() for part in PLACEHOLDERS):
-                continue
-            if not any((folder / word).is_file() for folder in folders) and not _is_made(script, Path(word).name):
-                yield found("critical", Evidence(f"{option} {word}", command.place), name=word)
+        for word, after in pairwise((*command.starter, *command.words, "")):
+            option, _, joined = word.partition("=")
+            name = joined or after
+            plain = name.endswith(CONFIGS) and not name.startswith("/") and not any(sign in name for sign in "${}<>*~") \
+                and not any(part in name.lower() for part in PLACEHOLDERS)
+            asks = option.startswith("--") and any(part in option for part in OF_CONFIGS)
+            if asks and plain and not any((folder / name).is_file() for folder in folders) and not _is_made(
+                    script, Path(name).name):
+                yield found("critical", Evidence(f"{option} {name}", command.place), name=name)
                 return
 
 

@@ -5,7 +5,6 @@ import ast
 from powertrain.audit.edits import with_text
 from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
-from powertrain.audit.rules.memory import FP16
 from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.rules.network import MOVING
 from powertrain.audit.scopes import is_tried, means
@@ -21,7 +20,6 @@ REFERRED = ("DPOTrainer", "KTOTrainer")
 BARE = tuple(f"transformers.{name}.from_pretrained" for name in (
     "AutoModel", "BertModel", "RobertaModel", "DistilBertModel", "GPT2Model", "T5Model", "LlamaModel", "MistralModel"))
 OWNED = known("owners")
-QUANTISED = ("quantisation.load_in_4bit", "quantisation.load_in_8bit")
 PADS_TOKENS_ONLY = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorWithPadding")
 ONE_LENGTH = ("max_length", "skip_prepare_dataset")          # texts of a script whose rows may all be as long, or are kept
 SORTED = known("sorted_by_class")
@@ -67,15 +65,6 @@ def plain_arguments(script: Script, subject: Subject, where: Circumstances) -> F
     plain = made is not None and script.name(made).startswith("transformers.") and last_name(made.func) == "TrainingArguments"
     if trainer is not None and plain and in_force("trl", where):
         yield found("critical", made, trainer, config=last_name(trainer.func).replace("Trainer", "Config"))
-
-
-@code_rule
-def adapters_unscaled(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The trainer makes the adapters of a quantised model bf16, and fp16's gradient scaler has no kernel for bf16."""
-    bits = next((key for key in QUANTISED if subject.is_on(key)), None)
-    theirs = subject.trainer.startswith("trl.") and in_force("trl", where) and not where.on_cpu and not of_unsloth(script)
-    if bits is not None and theirs and subject.value(FP16) is True and subject.has_adapters and not script.says("deepspeed"):
-        yield found("critical", FP16, bits)
 
 
 @code_rule_once
