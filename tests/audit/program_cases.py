@@ -121,8 +121,8 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "loss_by_other_count": (loop(*PLAIN, after="\neval_loss = 1.0\nprint(eval_loss / len(train_loader))\n"),
                             loop(*PLAIN, after="\neval_loss = 1.0\nprint(eval_loss / len(eval_loader))\n")),
     "remote_code_unpinned": (
-        HEAD + HF.replace("'gpt2'", "'gpt2', trust_remote_code=True") + ARGUMENTS + "Trainer(model, args).train()\n",
-        HEAD + HF.replace("'gpt2'", f"'gpt2', trust_remote_code=True, revision='{'a' * 40}'") + ARGUMENTS
+        HEAD + HF.replace("'gpt2'", "'own/model', trust_remote_code=True") + ARGUMENTS + "Trainer(model, args).train()\n",
+        HEAD + HF.replace("'gpt2'", f"'own/model', trust_remote_code=True, revision='{'a' * 40}'") + ARGUMENTS
         + "Trainer(model, args).train()\n"),
     "begins_twice": (HEAD + HF + ARGUMENTS + TEMPLATE.format(more="") + "Trainer(model, args, train_dataset=rows).train()\n",
                      HEAD + HF + ARGUMENTS + TEMPLATE.format(more=", add_special_tokens=False")

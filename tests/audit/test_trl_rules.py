@@ -157,6 +157,65 @@ def test_a_command_names_configs_that_are_there(command: str, others: dict[str, 
     assert bool(made) == fires
 
 
+@pytest.mark.parametrize(("command", "flag", "fires"), [
+    ("python -m torch.distributed.launch --nproc_per_node 2 train.py", "'--local_rank'", True),
+    ("python -m torch.distributed.launch --use_env train.py", "'--local_rank'", False),
+    ("python -m torch.distributed.launch train.py", "'--local_rank', '--local-rank'", False),
+    ("torchrun train.py", "'--local_rank'", False)])
+def test_the_launcher_gives_the_rank_by_a_name_that_the_script_knows(
+        command: str, flag: str, fires: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"{command}\n", encoding="utf-8")
+    text = HEAD + PARSED.replace("'--rate'", flag)
+    assert bool(found("rank_under_other_name", text, tmp_path)) == fires
+
+
+def test_a_module_beside_the_script_comes_before_a_package_of_its_name(tmp_path: Path) -> None:
+    text = HEAD + "from evaluate import LABELS\n" + HF + ARGUMENTS
+    (tmp_path / "requirements.txt").write_text("trl\ntransformers\n", encoding="utf-8")
+    assert all(found(rule, text, tmp_path) for rule in ("removed_imports", "packages_unlisted"))
+    (tmp_path / "evaluate.py").write_text("LABELS = []\n", encoding="utf-8")
+    assert not any(found(rule, text, tmp_path) for rule in ("removed_imports", "packages_unlisted"))
+
+
+@pytest.mark.parametrize(("rule", "before", "text", "fires"), [
+    ("removed_names", "from trl import DPOTrainer", "DPOTrainer(model=model, args=args, tokenizer=tokenizer).train()", True),
+    ("removed_names", "from trl import PPOTrainer", "PPOTrainer(model=model, args=args, tokenizer=tokenizer).train()", False),
+    ("removed_call_arguments", "from trl import DPOTrainer",
+     "trainer = DPOTrainer(model=model, args=args)\ntrainer.train()\ntrainer.create_model_card(dataset_tags='a')", True),
+    ("removed_call_arguments", "", "trainer = Trainer(model=model, args=args)\ntrainer.train()\n"
+     "trainer.create_model_card(dataset_tags='a')", False),
+    ("removed_call_arguments", "", "print(model(ids, masked_lm_labels=ids))\nTrainer(model=model, args=args).train()", True),
+    ("removed_call_arguments", "def told(masked_lm_labels):\n    pass",
+     "print(model(ids, masked_lm_labels=ids))\nTrainer(model=model, args=args).train()", False),
+    ("attributes_missing", "", "print(AutoTokenizer.from_pretrained('x'))\ntokenizer = made()\nprint(tokenizer.max_len)", True),
+    ("option_always_true", "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--a', type=bool)\n"
+     "told = parser.parse_args()", "", True),
+    ("option_always_true", "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--a', type=bool)\n"
+     "told = parser.parse_args('')", "", False)])
+def test_near_misses_of_what_is_gone(rule: str, before: str, text: str, fires: bool, tmp_path: Path) -> None:
+    assert bool(found(rule, HEAD + before + "\n" + HF + ARGUMENTS + text + "\n", tmp_path)) == fires
+
+
+def test_an_object_that_is_made_in_two_ways_has_what_both_have(tmp_path: Path) -> None:
+    made = "LOGS = False\naccelerator = Accelerator(log_with='x') if LOGS else Accelerator()\nprint(accelerator.use_fp16)\n"
+    assert found("attributes_missing", HEAD + made + HF + ARGUMENTS, tmp_path)
+
+
+@pytest.mark.parametrize(("rule", "fires", "silent"), [
+    ("cache_emptied_in_loop", loop(*PLAIN, "torch.cuda.empty_cache()"),
+     loop(*PLAIN, "if stop:", "    torch.cuda.empty_cache()", "    break")),
+    ("losses_kept_with_graph", loop("loss = model(batch).mean()", *PLAIN[1:], "total += loss", before="total = 0\n"),
+     loop("count = (batch > 0).sum().item()", "loss = model(batch).mean()", "(loss / count).backward()", *PLAIN[2:],
+          "total += count", before="total = 0\n")),
+    ("sampler_missing", loop(*PLAIN, before="model = DistributedDataParallel(model)\n"),
+     loop(*PLAIN, before="model = DistributedDataParallel(model)\n").replace("batch_size=8, shuffle=True", "batch_size=None")),
+    ("one_process_waits", "rank = dist.get_rank()\nmaster = rank == 0\nif master:\n    dist.barrier()\n", "if told:\n    "
+     "dist.barrier()\n")])
+def test_what_was_wrong_in_public_code_is_not_said_again(rule: str, fires: str, silent: str, tmp_path: Path) -> None:
+    texts = [text if text.startswith("import gc") else loop(*PLAIN, before=text) for text in (fires, silent)]
+    assert [bool(found(rule, text, tmp_path)) for text in texts] == [True, False]
+
+
 @pytest.mark.parametrize(("line", "listed", "fires"), [
     ("import wandb", "transformers\n", True), ("import wandb", "transformers\nwandb==0.17\n", False),
     ("if use_wandb:\n    import wandb", "transformers\n", False),

@@ -132,7 +132,8 @@ def object_of(script: Script, node: ast.AST, where: Circumstances) -> Defined | 
     made = script.kinds.get(node.id, frozenset()) if isinstance(node, ast.Name) else frozenset()
     if len(made) != 1 or not isinstance(node, ast.Name):
         return None
-    values = script.assigned(node)
+    values = [each for value in script.assigned(node)
+              for each in ([value.body, value.orelse] if isinstance(value, ast.IfExp) else [value])]
     if not (all(isinstance(value, ast.Call) for value in values) if values else _is_parsed(script, node.id)):
         return None
     owners = [owner_of(value) for value in values if isinstance(value, ast.Call)]

@@ -112,7 +112,7 @@ def _is_reckoned_with(script: Script, node: ast.Attribute) -> bool:
 def option_always_true(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An option of the command line has the type bool, for which every text is true, False too."""
     lost = _of_type(script, "bool")
-    if lost:
+    if lost and not any(call.args for call in script.calls(".parse_args")):          # parse_args("") reads none
         yield found("moderate", *lost, names=_named(lost))
 
 

@@ -60,8 +60,10 @@ def sampler_missing(script: Script, subject: Subject, where: Circumstances) -> F
     wrapped = next(script.calls(*PARALLEL, "deepspeed.initialize", *FSDP), None)
     loader = script.sections.get("loader")
     shares = script.has_call(".prepare") or script.says(*SHARING)
-    if wrapped is None or loader is None or shares or any("Sampler" in last_name(call.func) for call in script.every(ast.Call)):
-        return
+    sampled = any("Sampler" in last_name(call.func) for call in script.every(ast.Call))
+    if wrapped is None or loader is None or shares or sampled or not script.name(loader).startswith(
+            "torch.") or is_constant(argument(loader, "batch_size", 1), None):
+        return                                           # a loader or data of the project's own may share it out
     if argument(loader, "sampler", 3) is None and argument(loader, "batch_sampler", 4) is None and not any(
             item.arg is None for item in loader.keywords) and script.training_loops:
         yield found("critical", loader, wrapped)
@@ -130,6 +132,9 @@ def _is_of_the_first(script: Script, test: ast.expr) -> bool:
     """Return whether a test holds in one process alone: `rank == 0`, `accelerator.is_main_process`, `master_process`."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return any(_is_of_the_first(script, each) for each in test.values)
+    held = script.assigned(test) if isinstance(test, ast.Name) else []
+    if held and all(_compares(script, value, ast.Eq) for value in held):
+        return True                                      # master = rank == 0
     return _compares(script, test, ast.Eq) or last_name(test.func if isinstance(test, ast.Call) else test) in THE_FIRST
 
 

@@ -103,7 +103,7 @@ def synchronised_each_step(script: Script, subject: Subject, where: Circumstance
 @code_rule
 def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop empties the allocator's cache or collects garbage."""
-    calls = [call for step in step_code(script) for call in step.named(*EMPTYING)]
+    calls = [call for step in step_code(script) for call in step.named(*EMPTYING) if not _leaves_after(script, call.node)]
     # a snippet whose loop is somewhere else has an `if` that counts steps
     nodes = [call.node for call in calls] or [node for node in script.calls(*EMPTYING) if any(
         interval(condition.test) is not None and "step" in script.words(condition.test).lower()
@@ -112,6 +112,15 @@ def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances
         often = any(all(interval(condition.test) is None for condition in call.conditions) for call in calls)
         yield found("moderate" if often else "low", *nodes[:4], when="at every step" if often else "in the loop",
                     edits=_taken_out(script, *nodes))
+
+
+def _leaves_after(script: Script, node: ast.AST) -> bool:
+    """Return whether the statements behind a node's own leave the loop."""
+    statement = script.statement(node)
+    around = script.parents[statement]
+    bodies = [body for name in ("body", "orelse", "finalbody") if statement in (body := getattr(around, name, []))]
+    return any(isinstance(each, ast.Break | ast.Return | ast.Raise)
+               for body in bodies for each in body[body.index(statement):])
 
 
 @code_rule_once

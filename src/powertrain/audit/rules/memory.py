@@ -291,9 +291,16 @@ def losses_kept_with_graph(script: Script, subject: Subject, where: Circumstance
         for node in ast.walk(step.node):
             kept = _kept(node)
             # a sum that is itself differentiated has to keep its graph
-            if isinstance(kept, ast.Name) and kept.id in names and not (
+            numbers = isinstance(kept, ast.Name) and any(last_name(value) == "item" for value in map(
+                _called, script.assigned(kept)))
+            if isinstance(kept, ast.Name) and kept.id in names and not numbers and not (
                     isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in names):
                 yield found("moderate", node, name=kept.id, edits=with_text(script, kept, f"{kept.id}.detach()"))
+
+
+def _called(value: ast.expr) -> ast.expr:
+    """Return what a call calls; another expression itself."""
+    return value.func if isinstance(value, ast.Call) else value
 
 
 def _kept(node: ast.AST) -> ast.expr | None:

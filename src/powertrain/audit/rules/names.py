@@ -44,6 +44,8 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     if subject.framework not in TRAINERS:
         return
     script = subject.script
+    if script is not None and "trainer" in script.sections and _is_gone(script, script.sections["trainer"], where):
+        return                               # with its arguments, as removed_imports says
     everything = {**subject.settings, **subject.unread, **subject.unknown}
     made = script.sections.get("training") if script is not None else None
     of_trl = script is not None and made is not None and script.name(made).startswith("trl.")
@@ -64,6 +66,12 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
         yield found(since(where), *(setting for setting, _ in names.values()), *moved, edits=edits if not moved else (),
                     names=", ".join(says))
+
+
+def _is_gone(script: Script, made: ast.Call, where: Circumstances) -> bool:
+    """Return whether a trainer is one that the release of TRL in force does not have."""
+    module, _, name = script.name(made).rpartition(".")
+    return module == "trl" and in_force("trl", where) and lacks(module, name)
 
 
 def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:
@@ -117,7 +125,8 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
     for node in script.nodes:
         lost: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            lost = [_gone(node.module, item.name) for item in node.names if item.name != "*"]
+            own = (script.path.parent / f"{node.module.partition('.')[0]}.py").exists()          # and comes first
+            lost = [_gone(node.module, item.name) for item in node.names if item.name != "*" and not own]
         elif isinstance(node, ast.Import):
             lost = [_gone(item.name, "") for item in node.names]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Load):

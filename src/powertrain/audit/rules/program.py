@@ -25,16 +25,7 @@ from powertrain.audit.scopes import (
 )
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import (
-    FunctionNode,
-    argument,
-    every,
-    hides_arguments,
-    is_constant,
-    last_name,
-    owner_of,
-    targets_of,
-)
+from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, is_constant, last_name, owner_of, targets_of
 from powertrain.records.findings import Evidence, Place
 
 MAKING_NAMES = ("run_line_magic('run'", "run_line_magic('load", "pylab")        # what a notebook may have names from
@@ -45,8 +36,11 @@ SEARCHED = ("sys.path", "addsitedir", "PYTHONPATH", "chdir")         # in a proj
 # argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
 GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
                   "use_auth_token": (("push_to_hub", "load_dataset", "from_pretrained"), "token"),
+                  "finetuned_from": (("create_model_card",), "nothing"), "dataset_tags": (("create_model_card",), "nothing"),
                   "load_in_8bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
                   "load_in_4bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_4bit=True)")}
+NOW = {name: now for name, (_, now) in GONE_ARGUMENTS.items()}
+OLD_LABELS = ("masked_lm_labels", "lm_labels")           # of a model's call, whose **kwargs swallow them
 OTHER_LOADERS = ("Tokenizer.from_pretrained", "Config.from_pretrained", "Processor.from_pretrained")      # which pass over it
 SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
@@ -180,9 +174,13 @@ def removed_call_arguments(script: Script, subject: Subject, where: Circumstance
     gone = [(item, name) for call in script.every(ast.Call) for item, name in passed(script, call)
             if name in GONE_ARGUMENTS and last_name(call.func) in GONE_ARGUMENTS[name][0]
             and "unsloth" not in script.name(call).lower() and not _is_said_of_weights(subject, item)
-            and not script.name(call).endswith(OTHER_LOADERS)]
+            and not script.name(call).endswith(OTHER_LOADERS)
+            and (last_name(call.func) != "create_model_card" or subject.trainer.startswith("trl."))]
+    own = {item.arg for item in every(ast.arg, script.tree)}             # of models of the project, which may take them
+    gone += [(item, item.arg) for call in script.every(ast.Call) for item in call.keywords if item.arg in OLD_LABELS
+             and item.arg not in own and last_name(call.func) == "model"]
     if gone:
-        says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone))
+        says = ", ".join(dict.fromkeys(f"{name} (now {NOW.get(name, 'labels')})" for _, name in gone))
         yield found(since(where), *(item for item, _ in gone), names=says)
 
 
@@ -330,7 +328,7 @@ def remote_code_unpinned(subject: Subject, where: Circumstances) -> Findings:
 
 def _is_local(path: object) -> bool:
     """Return whether a path is of a folder, not of the hub."""
-    return isinstance(path, str) and (path.startswith((".", "/", "~")) or path.count("/") > 1)
+    return isinstance(path, str) and (path.startswith((".", "/", "~")) or path.count("/") != 1)
 
 
 @code_rule_once

@@ -29,7 +29,9 @@ from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, every, inside, last_name, parameters_of
 
 # Source: the tokenizers of transformers 5.23
-GONE_OF_TOKENIZERS = ("batch_encode_plus", "encode_plus", "as_target_tokenizer")
+GONE_OF_TOKENIZERS = ("max_len", "batch_encode_plus", "encode_plus", "as_target_tokenizer")
+LOADED = ("MaskedLM.from_pretrained", "CausalLM.from_pretrained", "LMHeadModel.from_pretrained",
+          "SequenceClassification.from_pretrained", "ConditionalGeneration.from_pretrained", "Seq2SeqLM.from_pretrained")
 WRAPPERS = ("module", "isinstance", "arallel")               # words of a test that asks whether a model is wrapped
 TOKENIZERS = "Tokenizer.from_pretrained"
 # ends of the classes whose objects have what the class has
@@ -236,6 +238,19 @@ def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> 
             yield found("critical", target, function, name=function.name, asked=len(target.elts), given=max(sizes))
 
 
+@code_rule_once
+def outputs_unpacked(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The output of a model of transformers is unpacked, which gives the names of its parts."""
+    if not in_force("transformers", where) or script.says("return_dict", "to_tuple"):
+        return
+    for node in run_nodes(script):
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        call = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Tuple) and isinstance(call, ast.Call) and script.is_made_by(call.func, *LOADED) \
+                and not any(isinstance(item, ast.Starred) for item in target.elts) and not is_tried(script, node):
+            yield found("critical", node, names=script.words(target))
+
+
 def _returned(function: ast.FunctionDef) -> set[int]:
     """Return the lengths of the tuples that a function gives back; none where it may give something else."""
     sizes = set[int]()
@@ -326,7 +341,8 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
 def _lost_of_tokenizers(script: Script, node: ast.Attribute, where: Circumstances) -> bool:
     """Return whether a tokenizer is asked for a method that no tokenizer of transformers, in the release in force, has."""
     around = script.parents.get(node)
-    called = isinstance(around, ast.Call) and around.func is node and last_name(node.value) == "tokenizer"
+    called = last_name(node.value) == "tokenizer" and (node.attr == "max_len" or (
+        isinstance(around, ast.Call) and around.func is node))
     others = any("tokenizer" in name.lower() for name in script.classes) or not any(
         name.startswith("transformers.") and "Tokenizer" in name for name in script.all_imported)
     return called and not others and in_force("transformers", where) and node.attr in GONE_OF_TOKENIZERS

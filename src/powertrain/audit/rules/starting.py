@@ -8,9 +8,9 @@ from pathlib import Path
 from powertrain.audit.commands import MOST_BYTES, commands, project_files
 from powertrain.audit.configs import read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
-from powertrain.audit.rules.base import Findings, code_rule, found, known
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.calls import of_library
-from powertrain.audit.scopes import is_tried
+from powertrain.audit.scopes import is_tried, trees_of
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import every, last_name
@@ -89,10 +89,29 @@ def file_missing(script: Script, subject: Subject, where: Circumstances) -> Find
                 return
 
 
+@code_rule_once
+def rank_under_other_name(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The launcher gives an option that the script knows by another name."""
+    flags = {call: {getattr(item, "value", "") for item in call.args} for call in script.calls(".add_argument")}
+    added = [call for call, names in flags.items() if "--local_rank" in names and "--local-rank" not in names]
+    for command in commands(script) if added and not script.has_call(".parse_known_args") else ():
+        if "torch.distributed.launch" in command.starter and not {"--use_env", "--use-env"} & set(command.starter):
+            yield found("critical", Evidence(" ".join(command.starter[-4:]), command.place), added[0])
+
+
 def _is_made(script: Script, name: str) -> bool:
     """Return whether a file of the project but its commands says a name: it may write it, or say where it comes from."""
     return any(name in file.read_text(encoding="utf-8", errors="replace") for file in project_files(script)
                if file.suffix in (".py", ".md", ".ipynb", ".txt") and file.stat().st_size <= MOST_BYTES)
+
+
+@code_rule_once
+def colab_only(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A script imports google.colab, which is there in Colab alone."""
+    for node in script.every(ast.ImportFrom):
+        if (node.module or "").startswith("google.colab") and not is_tried(script, node) and trees_of(script) \
+                and not script.conditions(node):
+            yield found("moderate", node)
 
 
 @code_rule
@@ -111,8 +130,9 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
         names = [item.name for item in node.names] if isinstance(node, ast.Import) else [
             node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         for name in {each.partition(".")[0] for each in names} & set(LISTED):
-            if not any(each in said for each in (name, *LISTED[name])) and not is_tried(script, node) \
-                    and not script.conditions(node):
+            own = (script.path.parent / f"{name}.py").exists()
+            listed = own or any(each in said for each in (name, *LISTED[name]))
+            if not listed and not is_tried(script, node) and not script.conditions(node):
                 lost.setdefault(name, node)
     if lost:
         yield found("moderate", *lost.values(), Evidence(lists[0].name, Place(str(lists[0]), 1)), names=", ".join(lost))

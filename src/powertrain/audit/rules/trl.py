@@ -19,9 +19,11 @@ OWN_CONFIGS = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "GRPOTrainer", "RLOO
 REFERRED = ("DPOTrainer", "KTOTrainer")
 BARE = tuple(f"transformers.{name}.from_pretrained" for name in (
     "AutoModel", "BertModel", "RobertaModel", "DistilBertModel", "GPT2Model", "T5Model", "LlamaModel", "MistralModel"))
+SIZE = "training.per_device_train_batch_size"
 OWNED = known("owners")
 PADS_TOKENS_ONLY = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorWithPadding")
 ONE_LENGTH = ("max_length", "skip_prepare_dataset")          # texts of a script whose rows may all be as long, or are kept
+SCRIPTED = known("made_by_script")
 SORTED = known("sorted_by_class")
 
 
@@ -65,6 +67,16 @@ def plain_arguments(script: Script, subject: Subject, where: Circumstances) -> F
     plain = made is not None and script.name(made).startswith("transformers.") and last_name(made.func) == "TrainingArguments"
     if trainer is not None and plain and in_force("trl", where):
         yield found("critical", made, trainer, config=last_name(trainer.func).replace("Trainer", "Config"))
+
+
+@code_rule
+def kto_of_one_example(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """KTO is asked to estimate its divergence from batches of one example."""
+    made = script.sections.get("training")
+    loss = argument(made, "loss_type") if made is not None else None
+    alone = subject.examples_per_pass == 1 and SIZE in subject.settings
+    if trainer_of_trl(script, subject, "KTOTrainer") is not None and alone and loss is None and in_force("trl", where):
+        yield found("critical", SIZE)
 
 
 @code_rule_once
@@ -162,6 +174,16 @@ def owner_missing(script: Script, subject: Subject, where: Circumstances) -> Fin
         said_names = dict.fromkeys(str(each.value) for each in lost if isinstance(each, ast.Constant))
         names = ", ".join(f"{name} (now {OWNED[name]})" for name in said_names)
         yield found(since(where), *lost, edits=tuple(edits), names=names)
+
+
+@code_rule_once
+def data_with_script(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A data set of the hub is made by a script of its own, which datasets no longer runs."""
+    for call in script.calls("datasets.load_dataset"):
+        name = argument(call, "path", 0)
+        for given in [name, *script.assigned(name)] if name is not None else []:
+            if isinstance(given, ast.Constant) and given.value in SCRIPTED and not is_tried(script, call):
+                yield found(since(where), given, name=given.value)
 
 
 @code_rule_once
