@@ -184,9 +184,11 @@ def test_a_module_beside_the_script_comes_before_a_package_of_its_name(tmp_path:
      "trainer = DPOTrainer(model=model, args=args)\ntrainer.train()\ntrainer.create_model_card(dataset_tags='a')", True),
     ("removed_call_arguments", "", "trainer = Trainer(model=model, args=args)\ntrainer.train()\n"
      "trainer.create_model_card(dataset_tags='a')", False),
-    ("removed_call_arguments", "", "print(model(ids, masked_lm_labels=ids))\nTrainer(model=model, args=args).train()", True),
-    ("removed_call_arguments", "def told(masked_lm_labels):\n    pass",
+    ("labels_by_old_name", "", "print(model(ids, masked_lm_labels=ids))\nTrainer(model=model, args=args).train()", True),
+    ("labels_by_old_name", "def told(masked_lm_labels):\n    pass",
      "print(model(ids, masked_lm_labels=ids))\nTrainer(model=model, args=args).train()", False),
+    ("outputs_unpacked", "from trl import AutoModelForCausalLMWithValueHead", "model = AutoModelForCausalLMWithValueHead."
+     "from_pretrained('gpt2')\n_, _, values = model(ids)\nTrainer(model=model, args=args).train()", False),
     ("attributes_missing", "", "print(AutoTokenizer.from_pretrained('x'))\ntokenizer = made()\nprint(tokenizer.max_len)", True),
     ("option_always_true", "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--a', type=bool)\n"
      "told = parser.parse_args()", "", True),

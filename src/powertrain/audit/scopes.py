@@ -12,7 +12,7 @@ from powertrain.audit.script import Script
 from powertrain.audit.syntax import FunctionNode, Loop, every, inside, last_name, parameters_of
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-NOTEBOOK = ("_In[", "# In[", "# %%")         # what an exported notebook has: its cells may run in any order
+NOTEBOOK = ("_In[", "# In[", "# %%", "get_ipython")         # what an exported notebook has: its cells may run in any order
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
                                     "display"}
 KEPT = 64                    # files of which it is known what they bind: several rules ask

@@ -12,7 +12,7 @@ from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script
 from powertrain.audit.steps import is_without_gradients
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import argument, every, gives_name, is_called, is_true, names_in
+from powertrain.audit.syntax import argument, every, gives_name, is_called, is_true, last_name, names_in
 
 MODELS = ("from_pretrained", "from_config", "ForCausalLM", "LMHeadModel")
 CAUSAL = ("CausalLM.from_pretrained", "CausalLM.from_config", "LMHeadModel.from_pretrained", "ForCausalLM", "LMHeadModel")
@@ -23,6 +23,7 @@ COLLATING = ("__call__", "torch_call", "collate_fn", "data_collator", "collate")
 OLD_TRAINER = ("tokenizer", "max_seq_length", "packing")     # arguments of SFTTrainer that TRL had while it used that collator
 REPLACING = (".where", ".masked_fill", ".masked_fill_")
 TO_THE_LONGEST = (True, "longest")           # of a batch: one example alone is not padded
+OLD_NAMES = ("masked_lm_labels", "lm_labels")
 LEFT_OUT = ("ignore_index", "IGNORE", "loss_mask")           # names by which a script takes tokens out of the labels
 OWN_LABELS = (".DataCollatorForLanguageModeling", ".DataCollatorForCompletionOnlyLM", ".SFTTrainer")     # made by themselves
 PADDING, PAD, PROMPT_LOSS = "data.padding", "tokenizer.pad_token", "training.assistant_only_loss"
@@ -282,6 +283,16 @@ def labels_missing(script: Script, subject: Subject, where: Circumstances) -> Fi
     if model is not None and script.is_made_by(model, *CAUSAL) and makes_none and tokenises(script) and not script.says(
             "label", "compute_loss", "input_ids") and script.has_call(".map"):
         yield found("critical", trainer)
+
+
+@code_rule_once
+def labels_by_old_name(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The labels have a name that models no longer know, and no loss is computed."""
+    own = {item.arg for item in every(ast.arg, script.tree)}             # of models of the project, which may take them
+    for call in script.every(ast.Call) if in_force("transformers", where) else ():
+        item = next((each for each in call.keywords if each.arg in OLD_NAMES and each.arg not in own), None)
+        if item is not None and last_name(call.func) == "model":
+            yield found("critical", item, name=str(item.arg))
 
 
 @rule

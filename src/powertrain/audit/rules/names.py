@@ -18,6 +18,7 @@ SINCE = (5,)                 # transformers; and TRL 1 with it
 REPORTING, EVALUATING = "training.report_to", "training.eval_strategy"
 REMOVED: Mapping[str, str] = known("removed_arguments")
 GONE: Mapping[str, str] = known("gone_imports")
+GONE_TRAINERS = ("trl.PPOTrainer", "trl.PPOv2Trainer")
 GONE_TASKS = tuple(known("gone_tasks"))
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 OF_UNSLOTH = ("tokenizer", "max_seq_length")          # which its trainers still take
@@ -44,7 +45,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     if subject.framework not in TRAINERS:
         return
     script = subject.script
-    if script is not None and "trainer" in script.sections and _is_gone(script, script.sections["trainer"], where):
+    if subject.trainer in GONE_TRAINERS and in_force("trl", where):
         return                               # with its arguments, as removed_imports says
     everything = {**subject.settings, **subject.unread, **subject.unknown}
     made = script.sections.get("training") if script is not None else None
@@ -66,12 +67,6 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
         yield found(since(where), *(setting for setting, _ in names.values()), *moved, edits=edits if not moved else (),
                     names=", ".join(says))
-
-
-def _is_gone(script: Script, made: ast.Call, where: Circumstances) -> bool:
-    """Return whether a trainer is one that the release of TRL in force does not have."""
-    module, _, name = script.name(made).rpartition(".")
-    return module == "trl" and in_force("trl", where) and lacks(module, name)
 
 
 def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:

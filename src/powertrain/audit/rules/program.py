@@ -39,8 +39,6 @@ GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 
                   "finetuned_from": (("create_model_card",), "nothing"), "dataset_tags": (("create_model_card",), "nothing"),
                   "load_in_8bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
                   "load_in_4bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_4bit=True)")}
-NOW = {name: now for name, (_, now) in GONE_ARGUMENTS.items()}
-OLD_LABELS = ("masked_lm_labels", "lm_labels")           # of a model's call, whose **kwargs swallow them
 OTHER_LOADERS = ("Tokenizer.from_pretrained", "Config.from_pretrained", "Processor.from_pretrained")      # which pass over it
 SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
@@ -176,11 +174,8 @@ def removed_call_arguments(script: Script, subject: Subject, where: Circumstance
             and "unsloth" not in script.name(call).lower() and not _is_said_of_weights(subject, item)
             and not script.name(call).endswith(OTHER_LOADERS)
             and (last_name(call.func) != "create_model_card" or subject.trainer.startswith("trl."))]
-    own = {item.arg for item in every(ast.arg, script.tree)}             # of models of the project, which may take them
-    gone += [(item, item.arg) for call in script.every(ast.Call) for item in call.keywords if item.arg in OLD_LABELS
-             and item.arg not in own and last_name(call.func) == "model"]
     if gone:
-        says = ", ".join(dict.fromkeys(f"{name} (now {NOW.get(name, 'labels')})" for _, name in gone))
+        says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone))
         yield found(since(where), *(item for item, _ in gone), names=says)
 
 

@@ -246,8 +246,10 @@ def outputs_unpacked(script: Script, subject: Subject, where: Circumstances) -> 
     for node in run_nodes(script):
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
         call = node.value if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Tuple) and isinstance(call, ast.Call) and script.is_made_by(call.func, *LOADED) \
-                and not any(isinstance(item, ast.Starred) for item in target.elts) and not is_tried(script, node):
+        kinds = script.kinds.get(last_name(call.func), frozenset()) if isinstance(call, ast.Call) else frozenset()
+        of_theirs = bool(kinds) and all(kind.startswith("transformers.") and kind.endswith(LOADED) for kind in kinds)
+        starred = isinstance(target, ast.Tuple) and any(isinstance(item, ast.Starred) for item in target.elts)
+        if isinstance(target, ast.Tuple) and of_theirs and not starred and not is_tried(script, node):
             yield found("critical", node, names=script.words(target))
 
 
