@@ -97,6 +97,12 @@ def test_merged_tables_of_yaml_keep_their_own_lines(tmp_path: Path) -> None:
     assert (subject.value("lora.r"), subject.settings["lora.r"].place.line) == (8, 1)
 
 
+def test_a_deepspeed_value_that_is_no_files_name_is_left(tmp_path: Path) -> None:
+    text = config_examples.LLAMA_FACTORY_FULL
+    named = next(line for line in text.splitlines() if line.startswith("deepspeed:"))
+    assert read(tmp_path, text.replace(named, f"deepspeed: {'a' * 300}")).framework == "llama-factory"
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("base_model: a\nstage: sft\n", "would decide it"), ("colour: blue\nsize: 3\n", "no config that is known here"),
     ("", "sets nothing"), ("- a\n- b\n", "it holds a list"), ("a: [1\n", ":2 is not YAML"),

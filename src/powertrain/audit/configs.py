@@ -36,6 +36,7 @@ from powertrain.records.findings import Place
 SETTINGS = ("techniques.", "optimizer.", "objective.")        # of a recipe, which their own tables check
 LEAST_KNOWN = 0.5                            # share of a file's keys that its trainer has; below, it is another one's file
 MOST_NODES = 20_000                          # with all aliases opened
+LONGEST_NAME = 255                           # of a file
 # what documents and editors put into JSON: comments, tabs, a comma before a closing bracket; strings are left alone
 _NOT_JSON = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t|,(?=\s*[}\]])', re.DOTALL)
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
@@ -292,7 +293,7 @@ def read_config(path: Path) -> Subject:
     subject = recognise(found, path)[0].subject(path, found)
     # with the keys of the DeepSpeed file that it names, where that lies beside it
     named = subject.value("training.deepspeed")
-    file = path.parent / named if isinstance(named, str) else None
+    file = path.parent / named if isinstance(named, str) and len(named) <= LONGEST_NAME else None
     if file is None or not file.is_file():
         return subject
     theirs = _BY_NAME["deepspeed"].subject(file, read_marked(file))
