@@ -5,6 +5,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ COLUMNS = {"yahma/alpaca-cleaned": ("instruction", "input"), "tatsu-lab/alpaca":
            "vicgalle/alpaca-gpt4": ("instruction", "input"), "iamtarun/python_code_instructions_18k_alpaca": (
                "instruction", "input"), "databricks/databricks-dolly-15k": ("instruction", "context")}
 PAIRS = (("instruction", "input"), ("instruction", "context"), ("question", "context"))      # of a prompt
+RENAMING = (".rename_column", ".rename_columns", ".rename", ".add_column", ".merge")
 MOST_BYTES, FIRST_ROWS = 1 << 24, 50         # of a file whose columns are read
 
 
@@ -29,9 +31,10 @@ MOST_BYTES, FIRST_ROWS = 1 << 24, 50         # of a file whose columns are read
 def column_left_out(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The prompt leaves out a column of the data that belongs to it."""
     source, own = subject.settings.get("data.source"), _own_data(script)
-    columns = COLUMNS.get(str(source.value), ()) if source is not None else ()
+    data, columns = str(source.value) if source is not None else "", COLUMNS.get(str(source.value), ()) if source else ()
     if not columns and own is not None:
-        columns = next((pair for pair in PAIRS if all(columns_of(own[1]).get(name, 0) > 1 / 2 for name in pair)), ())
+        data, source = own.name, None
+        columns = next((pair for pair in PAIRS if all(own.columns.get(name, 0) > 1 / 2 for name in pair)), ())
     texts = {node.value for node in script.every(ast.Constant) if isinstance(node.value, str)}
     reads = {column: any(text == column or f"{{{column}}}" in text for text in texts) or script.says(f".{column}")
              for column in columns}
@@ -40,25 +43,23 @@ def column_left_out(script: Script, subject: Subject, where: Circumstances) -> F
     missing = [column for column, read in reads.items() if not read]
     renamed = script.has_call(".rename_column", ".remove_columns", ".filter")
     if first is not None and missing and not renamed:
-        named = str(source.value) if source is not None and source.value in COLUMNS else own[1].name if own is not None else ""
-        yield found("critical", first, source or (own[0] if own is not None else None), column=missing[0], data=named)
+        yield found("critical", first, source or (own.load if own is not None else None), column=missing[0], data=data)
 
 
 @code_rule
 def column_not_there(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A row is asked for a column that the project's own data does not have."""
     own = _own_data(script)
-    columns = columns_of(own[1]) if own is not None else {}
-    if own is None or not columns or script.has_call(".rename_column", ".rename_columns", ".rename", ".add_column", ".merge"):
+    if own is None or not own.columns or script.has_call(*RENAMING):
         return
     stored = [node.slice for node in every(ast.Subscript, script.tree) if isinstance(node.ctx, ast.Store)]
     stored += [key for node in every(ast.Dict, script.tree) for key in node.keys if key is not None]
-    known = {*columns, *(node.value for node in stored if isinstance(node, ast.Constant))}
+    known = {*own.columns, *(node.value for node in stored if isinstance(node, ast.Constant))}
     lost = [node for name, node in _read(script) if name not in known and not is_tried(script, node)
             and not script.conditions(node) and not any(isinstance(each, ast.IfExp) for each in script.ancestors(node))]
     if lost:
-        yield found("critical", lost[0], own[0], name=str(getattr(lost[0].slice, "value", "")), has=", ".join(columns),
-                   file=own[1].name)
+        yield found("critical", lost[0], own.load, name=str(getattr(lost[0].slice, "value", "")), has=", ".join(own.columns),
+                   file=own.name)
 
 
 @code_rule
@@ -87,9 +88,18 @@ def _mapped(script: Script) -> list[FunctionNode | ast.Lambda]:
     return [each for each in functions if each is not None and each.args.args]
 
 
+@dataclass(frozen=True)
+class _Own:
+    """A file of the project that the script loads as its data."""
+
+    load: ast.Call
+    name: str
+    columns: Mapping[str, float]             # of its first rows, with the share of these in which each is not empty
+
+
 @lru_cache(maxsize=2)
-def _own_data(script: Script) -> tuple[ast.Call, Path] | None:
-    """Return the only call that loads a file of the project as data, and the file; None where there are others."""
+def _own_data(script: Script) -> _Own | None:
+    """Return the project's own data, if the script loads one file of it and nothing else."""
     loads = list(script.calls("datasets.load_dataset", "datasets.load_from_disk", "datasets.Dataset.from_json",
                               "datasets.Dataset.from_csv", "datasets.Dataset.from_list", "datasets.Dataset.from_pandas",
                               "datasets.Dataset.from_dict"))
@@ -99,14 +109,14 @@ def _own_data(script: Script) -> tuple[ast.Call, Path] | None:
     root = (script.root or script.path.parent).resolve()
     files = [folder / name for name in names for folder in (script.path.resolve().parent, root)]
     file = next((each for each in files if each.is_file() and each.resolve().is_relative_to(root)), None)
-    return (loads[0], file) if len(names) == 1 and file is not None and file.stat().st_size <= MOST_BYTES else None
+    small = len(names) == 1 and file is not None and file.stat().st_size <= MOST_BYTES
+    return _Own(loads[0], file.name, columns_of(file)) if small and file is not None else None
 
 
-@lru_cache(maxsize=2)
 def columns_of(file: Path) -> Mapping[str, float]:
     """Return the columns of a file's first rows, each with the share of these rows in which it is not empty."""
     rows: list[Any] = []
-    with suppress(OSError, ValueError, csv.Error), open(file, encoding="utf-8", newline="") as opened:
+    with suppress(OSError, ValueError, RecursionError, csv.Error), open(file, encoding="utf-8", newline="") as opened:
         rows = list(islice(_rows(file, opened), FIRST_ROWS))
     tables = [row for row in rows if isinstance(row, dict)]
     names = dict.fromkeys(str(name) for row in tables for name in row)

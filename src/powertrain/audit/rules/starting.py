@@ -23,6 +23,7 @@ CONFIGS = (".yaml", ".yml", ".json")
 LIKELY = 4                                   # keys that a script takes for each that it does not: a config that is its own
 OF_CONFIGS = ("config", "deepspeed")         # parts of options that name a config
 PLACEHOLDERS = ("path", "your", "my_", "example")
+SAYING = (".txt", ".md", ".toml", ".sh", ".yml", ".yaml", ".cfg", ".ipynb", ".lock")       # what to install
 LISTED = known("packages")
 
 
@@ -117,14 +118,14 @@ def colab_only(script: Script, subject: Subject, where: Circumstances) -> Findin
 @code_rule
 def packages_unlisted(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script imports a package that the project's list of what to install does not have."""
-    above = [script.path.resolve().parent, *script.path.resolve().parents]
-    lists = [file for file in project_files(script) if file.suffix == ".txt" and (file.parent.name == "requirements" or (
-        file.name.startswith("requirements") and file.parent in above))]
+    near = [file for file in project_files(script) if file.parent in script.path.resolve().parents
+            or file.parent.name == "requirements"]
+    lists = [file for file in near if file.suffix == ".txt" and "requirements" in (file.parent.name, file.name[:12])]
     if not lists:
         return
-    said = " ".join(file.read_text(encoding="utf-8", errors="replace").lower() for file in project_files(script)
-                    if (file.suffix in (".txt", ".md", ".toml", ".sh", ".yml", ".yaml", ".cfg", ".ipynb") or file.name in (
-                        "setup.py", "Dockerfile")) and file.stat().st_size <= MOST_BYTES)
+    said = " ".join(file.read_text(encoding="utf-8", errors="replace").lower() for file in near
+                    if (file.suffix in SAYING or file.name in ("setup.py", "Dockerfile", "Makefile"))
+                    and file.is_file() and file.stat().st_size <= MOST_BYTES)
     lost: dict[str, ast.AST] = {}
     for node in script.nodes:
         names = [item.name for item in node.names] if isinstance(node, ast.Import) else [
