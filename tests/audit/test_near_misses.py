@@ -1,0 +1,107 @@
+"""What keeps a rule silent: each case is a script in which the rule fires, and one change after which it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from code_cases import HEAD, PLAIN, loop
+from network_cases import SHAPED, TURNED
+from program_cases import FROM_CHECKPOINTS, MAPPED_EARLY
+from test_trl_rules import OF_ROWS, PARSED, TODAY, YEARS_AGO, found
+from trl_cases import ASKED_FOR, FORMATTED, HF, KTO, SFT, TAKEN
+
+UNSLOTH = "from unsloth import FastLanguageModel\n"
+GIVES_MANY = FORMATTED.format(given="texts") + HF + SFT.format(args="", more=", formatting_func=told")
+COLLATED = HF + SFT.format(args="", more=", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)")
+HEADS = loop(*PLAIN, before=SHAPED.format(turned=""))
+STOPPED = loop(*PLAIN, before=TURNED.format(product="x"))
+EARLY, SAVED = HEAD + MAPPED_EARLY.format(first=""), HEAD + FROM_CHECKPOINTS.format(saved="")
+MODULE = HEAD + HF + "loss = model(ids).loss\nloss.backward()\nmodel.module.eval()\n"
+AGAIN = "again = AutoModelForCausalLM.from_pretrained('out')\n"
+TASK = HEAD + ASKED_FOR.format(task="translation_en_to_fr")
+SCRIPTED = HEAD + TAKEN.format(name="bookcorpus", split="train")
+ANSWERS = HEAD + OF_ROWS.format(text="row['output']")
+OLD_NAME = HEAD + HF + "loss = model(ids, lm_labels=ids)[0]\nloss.backward()\n"
+
+CASES = {
+    "unsloth asks for lists": ("formatting_gives_many", HEAD + GIVES_MANY,
+                               UNSLOTH + HEAD + GIVES_MANY + "FastLanguageModel.from_pretrained('x')\n"),
+    "one of two results": ("formatting_gives_many", HEAD + GIVES_MANY, HEAD + GIVES_MANY.replace(
+        "    return texts", "    if len(texts) > 1:\n        return ' '.join(texts)\n    return texts")),
+    "rows are packed": ("collator_leaves_labels", HEAD + COLLATED, HEAD + COLLATED.replace("'out'", "'out', packing=True")),
+    "rows have one length": ("collator_leaves_labels", HEAD + COLLATED,
+                             HEAD + "rows = rows.map(lambda row: tokenizer(row['a'], padding='max_length'))\n" + COLLATED),
+    "unsloth has its own collator": ("collator_leaves_labels", HEAD + COLLATED,
+                                     UNSLOTH + HEAD + COLLATED + "FastLanguageModel.from_pretrained('x')\n"),
+    "a loss without the divergence": ("kto_of_one_example", HEAD + KTO.format(size=1),
+                                      HEAD + KTO.format(size=1).replace("'out',", "'out', loss_type='apo_zero_unpaired',")),
+    "a task that is tried": ("task_gone", TASK, TASK.replace("\nprint(pipeline(", "\ntry:\n    print(pipeline(").rstrip()
+                             + "\nexcept KeyError:\n    pass\n"),
+    "data that is tried": ("data_with_script", SCRIPTED, SCRIPTED.replace(
+        "rows = load", "try:\n    rows = load").replace("='train')\n", "='train')\nexcept RuntimeError:\n    rows = None\n")),
+    "prompts beside the answers": ("answers_alone", ANSWERS, ANSWERS + "rows = rows.map(lambda each: each['instruction'])\n"),
+    "other shapes": ("attention_across_heads", HEADS, HEADS.replace("view(B, T, 4, C // 4)", "view(B, 4, T, C // 4)")),
+    "a layer that may turn": ("attention_across_heads", HEADS,
+                              HEADS.replace("        return F.", "        q = self.turn(q)\n        return F.")),
+    "a layer that turns": ("attention_across_heads", HEADS, HEADS.replace("class Net(", (
+        "class Turn(nn.Module):\n    def forward(self, x):\n        return x.transpose(1, 2)\nclass Net(")).replace(
+            "        B, T, C", "        self.turn = Turn()\n        B, T, C").replace(
+                "        return F.", "        q = self.turn(q)\n        return F.")),
+    "only a table": ("gradient_stopped", STOPPED, STOPPED.replace("x * self.table", "self.table[x.shape[1]]")),
+    "bytes are written": ("never_saved", loop(*PLAIN), loop(*PLAIN, after="open('last.bin', 'wb').write(told)\n")),
+    "in a loop": ("run_before_given", EARLY, EARLY.replace("rows = rows.map(told)\n", (
+        "for rows in parts:\n    if rows is not parts[0]:\n        rows = rows.map(told)\n"))),
+    "read under a condition": ("run_before_given", EARLY, EARLY.replace(
+        "    return {'text': name + row['text']}", "    if later:\n        return name\n    return row")),
+    "an argument of a function": ("attributes_missing", MODULE,
+                                  MODULE.replace("model.module.eval()\n", (
+                                      "def told(model):\n    model.module.eval()\ntold(model)\n"))),
+    "pushed at the end": ("loaded_but_never_saved", SAVED,
+                          SAVED.replace("TrainingArguments(", "TrainingArguments(push_to_hub=True, ")),
+    "loaded before": ("loaded_but_never_saved", SAVED, SAVED.replace(AGAIN, "").replace("args =", AGAIN + "args =")),
+    "saved by hand": ("loaded_but_never_saved", SAVED, SAVED.replace("again =", "trainer.model.save_pretrained('out')\nagain =")),
+    "a model of the project's own": ("labels_by_old_name", OLD_NAME, "class Own:\n    def forward(self, ids, lm_labels):\n"
+                                     "        return ids\n" + OLD_NAME),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_change_and_the_rule_is_silent(case: str, tmp_path: Path) -> None:
+    rule, fires, silent = CASES[case]
+    assert fires != silent
+    assert [bool(found(rule, text, tmp_path)) for text in (fires, silent)] == [True, False]
+
+
+def test_older_releases_ask_formatting_functions_for_lists(tmp_path: Path) -> None:
+    made = [found("formatting_gives_many", HEAD + GIVES_MANY, tmp_path, where) for where in (TODAY, YEARS_AGO)]
+    assert list(map(bool, made)) == [True, False]
+
+
+def test_a_parser_that_leaves_what_it_does_not_know_is_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python -m torch.distributed.launch train.py\n", encoding="utf-8")
+    text = HEAD + PARSED.replace("'--rate'", "'--local_rank'")
+    assert found("rank_under_other_name", text, tmp_path)
+    assert not found("rank_under_other_name", text.replace("parse_args()", "parse_known_args()[0]"), tmp_path)
+
+
+def test_data_outside_the_project_and_large_data_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("", encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a"}\n', encoding="utf-8")
+    text = HEAD + OF_ROWS.format(text="row['question']")
+    assert not found("column_not_there", text.replace("rows.jsonl", "../rows.jsonl"), tmp_path / "project")
+    inside = tmp_path / "project" / "rows.jsonl"
+    inside.write_text('{"instruction": "a"}\n', encoding="utf-8")
+    assert found("column_not_there", text, tmp_path / "project")
+    inside.write_text('{"instruction": "a"}\n' + " " * (1 << 24), encoding="utf-8")
+    assert not found("column_not_there", text, tmp_path / "project")
+
+
+def test_a_list_of_packages_of_another_folder_is_not_the_scripts(tmp_path: Path) -> None:
+    text = HEAD + "import wandb\n" + HF + SFT.format(args="", more="")
+    (tmp_path / "README.md").write_text("", encoding="utf-8")
+    for folder, fires in (("other", False), ("requirements", True)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "requirements.txt").write_text("transformers\n", encoding="utf-8")
+        assert bool(found("packages_unlisted", text, tmp_path)) == fires
