@@ -60,7 +60,7 @@ CASES = {
     "pushed at the end": ("loaded_but_never_saved", SAVED,
                           SAVED.replace("TrainingArguments(", "TrainingArguments(push_to_hub=True, ")),
     "loaded before": ("loaded_but_never_saved", SAVED, SAVED.replace(AGAIN, "").replace("args =", AGAIN + "args =")),
-    "saved by hand": ("loaded_but_never_saved", SAVED, SAVED.replace("again =", "trainer.model.save_pretrained('out')\nagain =")),
+    "saved by hand": ("loaded_but_never_saved", SAVED, SAVED.replace("again", "trainer.model.save_pretrained('out')\nagain")),
     "a model of the project's own": ("labels_by_old_name", OLD_NAME, "class Own:\n    def forward(self, ids, lm_labels):\n"
                                      "        return ids\n" + OLD_NAME),
 }
