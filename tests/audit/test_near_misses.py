@@ -22,6 +22,12 @@ AGAIN = "again = AutoModelForCausalLM.from_pretrained('out')\n"
 TASK = HEAD + ASKED_FOR.format(task="translation_en_to_fr")
 SCRIPTED = HEAD + TAKEN.format(name="bookcorpus", split="train")
 ANSWERS = HEAD + OF_ROWS.format(text="row['output']")
+DRIVE = "from google.colab import drive\n"
+COLAB = DRIVE + HEAD + HF + SFT.format(args="", more="")
+UNCALLED = ("from dataclasses import dataclass\n@dataclass\nclass Told:\n    each: int = 200\ndef train(told: Told):\n"
+            "    args = TrainingArguments('out', eval_strategy='steps', save_strategy='steps', eval_steps=told.each,\n"
+            "                             save_steps=500, load_best_model_at_end=True)\n"
+            "    Trainer(model, args, train_dataset=rows, eval_dataset=rows).train()\n")
 OLD_NAME = HEAD + HF + "loss = model(ids, lm_labels=ids)[0]\nloss.backward()\n"
 
 CASES = {
@@ -40,7 +46,9 @@ CASES = {
                              + "\nexcept KeyError:\n    pass\n"),
     "data that is tried": ("data_with_script", SCRIPTED, SCRIPTED.replace(
         "rows = load", "try:\n    rows = load").replace("='train')\n", "='train')\nexcept RuntimeError:\n    rows = None\n")),
-    "prompts beside the answers": ("answers_alone", ANSWERS, ANSWERS + "rows = rows.map(lambda each: each['instruction'])\n"),
+    "prompts beside the answers": ("answers_alone", ANSWERS, ANSWERS + "rows = rows.map(lambda each: each['prompt'])\n"),
+    "in Colab alone": ("colab_only", COLAB, COLAB.replace(DRIVE, "import sys\nif 'google.colab' in sys.modules:\n    " + DRIVE)),
+    "a notebook": ("colab_only", COLAB, "# In[1]:\n" + COLAB),
     "other shapes": ("attention_across_heads", HEADS, HEADS.replace("view(B, T, 4, C // 4)", "view(B, 4, T, C // 4)")),
     "a layer that may turn": ("attention_across_heads", HEADS,
                               HEADS.replace("        return F.", "        q = self.turn(q)\n        return F.")),
@@ -61,6 +69,8 @@ CASES = {
                           SAVED.replace("TrainingArguments(", "TrainingArguments(push_to_hub=True, ")),
     "loaded before": ("loaded_but_never_saved", SAVED, SAVED.replace(AGAIN, "").replace("args =", AGAIN + "args =")),
     "saved by hand": ("loaded_but_never_saved", SAVED, SAVED.replace("again", "trainer.model.save_pretrained('out')\nagain")),
+    "a class that is no dataclass": ("best_checkpoint_intervals", HEAD + HF + UNCALLED, HEAD + HF + UNCALLED.replace(
+        "@dataclass\n", "")),
     "a model of the project's own": ("labels_by_old_name", OLD_NAME, "class Own:\n    def forward(self, ids, lm_labels):\n"
                                      "        return ids\n" + OLD_NAME),
 }
@@ -105,3 +115,20 @@ def test_a_list_of_packages_of_another_folder_is_not_the_scripts(tmp_path: Path)
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "requirements.txt").write_text("transformers\n", encoding="utf-8")
         assert bool(found("packages_unlisted", text, tmp_path)) == fires
+
+
+def test_a_column_that_is_read_only_where_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a"}\n', encoding="utf-8")
+    text = HEAD + OF_ROWS.replace("lambda row: {{'text': {text}}}", "told").replace(
+        "rows = rows", "def told(row):\n    if 'question' in row:\n        return {{'text': row['question']}}\nrows = rows")
+    assert not found("column_not_there", text.format(), tmp_path)
+    assert found("column_not_there", text.replace("if 'question' in row", "with told").format(), tmp_path)
+
+
+def test_a_layer_of_a_module_that_the_script_does_not_use_is_not_judged(tmp_path: Path) -> None:
+    layers = HEAD + TURNED.format(product="x").partition("model =")[0] + "class Other(nn.Module):\n    pass\n"
+    (tmp_path / "layers.py").write_text(layers, encoding="utf-8")
+    for name, fires in (("Turn", True), ("Other", False)):
+        text = loop(*PLAIN, before=f"from layers import {name}\nmodel = {name}()\n")
+        assert bool(found("gradient_stopped", text, tmp_path)) == fires
+

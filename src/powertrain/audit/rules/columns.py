@@ -70,7 +70,7 @@ def answers_alone(script: Script, subject: Subject, where: Circumstances) -> Fin
              for key, value in zip(node.keys, node.values, strict=True)
              if getattr(key, "value", "") == "text" and isinstance(value, ast.Subscript)]
     answers = sorted(read & ANSWERS)
-    if subject.trainer == "trl.SFTTrainer" and texts and answers and not read & PROMPTS and not script.says(*PROMPTS):
+    if subject.trainer == "trl.SFTTrainer" and texts and answers and not script.says(*PROMPTS):
         yield found("critical", texts[0], name=answers[0])
 
 

@@ -141,9 +141,10 @@ def is_length(node: ast.expr) -> bool:
 @code_rule_once
 def gradient_stopped(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A layer works without gradients on what the network computes, so nothing below it learns by it."""
+    named = {last_name(node) for node in script.nodes if isinstance(node, ast.Name | ast.Attribute)}
     for kind in every(ast.ClassDef, script.tree) if script.training_loops or "trainer" in script.sections else ():
         forward = next((item for item in kind.body if isinstance(item, FunctionNode) and item.name == "forward"), None)
-        if forward is None or not script.is_reached(forward):
+        if forward is None or kind.name not in named:
             continue
         stops = [each for each in forward.decorator_list if script.name(each) in WITHOUT_GRADIENTS]
         given = [item.arg for item in forward.args.args if item.arg in COMPUTED]
