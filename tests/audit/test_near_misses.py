@@ -46,8 +46,8 @@ CASES = {
                              + "\nexcept KeyError:\n    pass\n"),
     "data that is tried": ("data_with_script", SCRIPTED, SCRIPTED.replace(
         "rows = load", "try:\n    rows = load").replace("='train')\n", "='train')\nexcept RuntimeError:\n    rows = None\n")),
-    "prompts beside the answers": ("answers_alone", ANSWERS, ANSWERS + "rows = rows.map(lambda each: each['prompt'])\n"),
-    "in Colab alone": ("colab_only", COLAB, COLAB.replace(DRIVE, "import sys\nif 'google.colab' in sys.modules:\n    " + DRIVE)),
+    "prompts too": ("answers_alone", ANSWERS, ANSWERS + "rows = rows.map(lambda each: each['prompt'])\n"),
+    "in Colab": ("colab_only", COLAB, COLAB.replace(DRIVE, "import sys\nif 'google.colab' in sys.modules:\n    " + DRIVE)),
     "a notebook": ("colab_only", COLAB, "# In[1]:\n" + COLAB),
     "other shapes": ("attention_across_heads", HEADS, HEADS.replace("view(B, T, 4, C // 4)", "view(B, 4, T, C // 4)")),
     "a layer that may turn": ("attention_across_heads", HEADS,
