@@ -23,8 +23,8 @@ ATTENDING = ("class Net(nn.Module):\n    def forward(self, q, k, v):\n"
 SHAPED = ("class Net(nn.Module):\n    def forward(self, x):\n        B, T, C = x.shape\n"
           "        q = self.q(x).view(B, T, 4, C // 4){turned}\n        k = self.k(x).view(B, T, 4, C // 4){turned}\n"
           "        return F.scaled_dot_product_attention(q, k, k, is_causal=True)\nmodel = Net()\n")
-TURNED = ("class Turn(nn.Module):\n    @torch.no_grad()\n    def forward(self, x, positions):\n"
-          "        return {product} * self.table\nmodel = nn.Sequential(Turn())\n")
+TURNED = ("class Rotary(nn.Module):\n    @torch.no_grad()\n    def forward(self, x, positions):\n"
+          "        return {product} * self.table\nmodel = nn.Sequential(Rotary())\n")
 LORA = "from peft import LoraConfig, get_peft_model\nlora = LoraConfig(r=8)\n"
 HEADED = ("from peft import LoraConfig, get_peft_model\nfrom transformers import AutoModelForSequenceClassification\n"
           "model = AutoModelForSequenceClassification.from_pretrained('bert-base-uncased')\n"

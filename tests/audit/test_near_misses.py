@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,33 @@ CASES = {
         "class Turn(nn.Module):\n    def forward(self, x):\n        return x.transpose(1, 2)\nclass Net(")).replace(
             "        B, T, C", "        self.turn = Turn()\n        B, T, C").replace(
                 "        return F.", "        q = self.turn(q)\n        return F.")),
+    "a layer that is no rotation": ("gradient_stopped", STOPPED, STOPPED.replace("Rotary", "Scaled")),
+    "with gradients": ("gradient_stopped", STOPPED, STOPPED.replace("    @torch.no_grad()\n", "")),
+    "places within frames": ("attention_across_heads", HEADS, HEADS.replace("B, T, 4, C // 4", "B, T, N, C")),
+    "turned in place": ("attention_across_heads", HEADS, HEADS.replace("        return F.", (
+        "        q.transpose_(1, 2)\n        return F."))),
+    "loaded from elsewhere": ("loaded_but_never_saved", SAVED, SAVED.replace(AGAIN, AGAIN.replace("'out'", "'other'"))),
+    "a checkpoint's own folder": ("loaded_but_never_saved", SAVED, SAVED.replace(AGAIN, AGAIN.replace(
+        "'out'", "'out', subfolder='checkpoint-500'"))),
+    "copied there": ("loaded_but_never_saved", SAVED, SAVED.replace("again =", "shutil.copytree(best, 'out')\nagain =")),
+    "preparation is skipped": ("formatting_gives_many", HEAD + GIVES_MANY,
+                               HEAD + GIVES_MANY.replace("'out'", "'out', dataset_kwargs={'skip_prepare_dataset': True}")),
+    "another name of the text": ("formatting_gives_many", HEAD + GIVES_MANY,
+                                 HEAD + GIVES_MANY.replace("'out'", "'out', dataset_text_field='said'")),
+    "a copy without the script": ("data_with_script", SCRIPTED,
+                                  SCRIPTED.replace("split=", "revision='refs/convert/parquet', split=")),
+    "wrapped by DeepSpeed": ("attributes_missing", MODULE, MODULE.replace(
+        "loss = model", "model, optimizer, _, _ = deepspeed.initialize(model=model)\nloss = model", 1)),
+    "asked in one expression": ("attributes_missing", MODULE, MODULE.replace(
+        "model.module.eval()", "(hasattr(model, 'module') and model.module or model).eval()")),
+    "rows as they come": ("run_before_given", EARLY, EARLY.replace("rows.map(told)", "(told(row) for row in rows)")),
+    "a function that may stop": ("run_before_given", EARLY, EARLY.replace(
+        "def told(row):\n", "def told(row):\n    if not row:\n        return None\n")),
+    "a required field": ("best_checkpoint_intervals", HEAD + HF + UNCALLED, HEAD + HF + UNCALLED.replace(
+        "    each: int", "    other: int\n    each: int")),
+    "made elsewhere": ("best_checkpoint_intervals", HEAD + HF + UNCALLED,
+                       HEAD + HF + UNCALLED + "pool.submit(train, Told(each=250))\n"),
+    "started by a library": ("best_checkpoint_intervals", HEAD + HF + UNCALLED, HEAD + HF + UNCALLED + "tyro.cli(train)\n"),
     "only a table": ("gradient_stopped", STOPPED, STOPPED.replace("x * self.table", "self.table[x.shape[1]]")),
     "bytes are written": ("never_saved", loop(*PLAIN), loop(*PLAIN, after="open('last.bin', 'wb').write(told)\n")),
     "in a loop": ("run_before_given", EARLY, EARLY.replace("rows = rows.map(told)\n", (
@@ -79,6 +107,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_change_and_the_rule_is_silent(case: str, tmp_path: Path) -> None:
     rule, fires, silent = CASES[case]
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "output": "b"}\n', encoding="utf-8")
     assert fires != silent
     assert [bool(found(rule, text, tmp_path)) for text in (fires, silent)] == [True, False]
 
@@ -128,7 +157,87 @@ def test_a_column_that_is_read_only_where_it_is_there(tmp_path: Path) -> None:
 def test_a_layer_of_a_module_that_the_script_does_not_use_is_not_judged(tmp_path: Path) -> None:
     layers = HEAD + TURNED.format(product="x").partition("model =")[0] + "class Other(nn.Module):\n    pass\n"
     (tmp_path / "layers.py").write_text(layers, encoding="utf-8")
-    for name, fires in (("Turn", True), ("Other", False)):
+    for name, fires in (("Rotary", True), ("Other", False)):
         text = loop(*PLAIN, before=f"from layers import {name}\nmodel = {name}()\n")
         assert bool(found("gradient_stopped", text, tmp_path)) == fires
 
+
+@pytest.mark.parametrize(("rows", "name"), [
+    ("rows.map(lambda row: tokenizer(row['instruction']))\nrows = rows.filter(lambda row: row['input_ids'])", "rows.jsonl"),
+    ("rows.map(lambda row: row.update(prompt=1) or row['prompt'])", "rows.jsonl"),
+    ("rows.flatten().map(lambda row: row['a.b'])", "rows.jsonl"),
+    ("rows.map(lambda told: told['a'], input_columns='instruction')", "rows.jsonl"),
+    ("parts\npool.map(lambda part: part['a'], parts)", "rows.jsonl"),
+    ("rows.map(lambda row: row['instruction'])", "rows.csv")])
+def test_columns_of_working_code_are_there(rows: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a"}\n', encoding="utf-8")
+    (tmp_path / "rows.csv").write_text("instruction\na\n", encoding="utf-8-sig")
+    loads = ("from datasets import load_dataset\nrows = load_dataset('json', data_files='{name}')\nrows = {rows}\n"
+             + HF + SFT.format(args="", more=""))
+    assert not found("column_not_there", HEAD + loads.format(rows=rows, name=name), tmp_path)
+    assert found("column_not_there", HEAD + loads.format(rows="rows.map(lambda row: row['said'])", name=name), tmp_path)
+
+
+@pytest.mark.parametrize("made", [
+    "cat > zero3.yaml <<EOF", "cp other.yaml zero3.yaml", "wget -O zero3.yaml x", "accelerate config --config_file zero3.yaml",
+    "cd /workspace/other"])
+def test_a_config_may_be_made_by_the_commands_themselves(made: str, tmp_path: Path) -> None:
+    command = "accelerate launch --config_file zero3.yaml train.py\n"
+    text = HEAD + HF + SFT.format(args="", more="")
+    (tmp_path / "README.md").write_text("", encoding="utf-8")
+    for before, fires in (("", True), (f"{made}\n", False)):
+        (tmp_path / "run.sh").write_text(before + command, encoding="utf-8")
+        assert bool(found("file_missing", text, tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("option", "fires"), [
+    ("--config_file a.yaml", True), ("--save_config_to a.yaml", False), ("--config_name org/model/config.json", False),
+    ("--config https://x.org/a.yaml", False), ("--config %s.yaml", False)])
+def test_only_configs_that_are_read_have_to_be_there(option: str, fires: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"python train.py {option}\n", encoding="utf-8")
+    assert bool(found("file_missing", HEAD + HF + SFT.format(args="", more=""), tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("word", "fires"), [
+    ("--config_file zero3.yaml", True), ("--output_dir out/stage3", False), ("--no_fsdp", False)])
+def test_weights_are_sharded_where_a_config_says_so(word: str, fires: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"accelerate launch train.py {word}\n", encoding="utf-8")
+    text = HEAD + HF + ("args = TrainingArguments('out')\ntrainer = Trainer(model, args, train_dataset=rows)\ntrainer.train()\n"
+                        "if trainer.is_world_process_zero():\n    trainer.save_model('last')\n")
+    assert bool(found("one_process_waits", text, tmp_path)) == fires
+
+
+@pytest.mark.parametrize(("name", "said"), [("Pipfile", "wandb"), ("README.rst", "pip install wandb"), ("pixi.lock", "wandb"),
+                                            ("Dockerfile.gpu", "RUN pip install wandb"), ("setup.py", "'wandb'")])
+def test_a_package_may_be_listed_in_any_file_that_says_what_to_install(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("transformers\ntrl\n", encoding="utf-8")
+    text = HEAD + "import wandb\n" + HF + SFT.format(args="", more="")
+    assert found("packages_unlisted", text, tmp_path)
+    (tmp_path / name).write_text(said, encoding="utf-8")
+    assert not found("packages_unlisted", text, tmp_path)
+
+
+def test_lists_that_bring_more_or_are_of_something_else(tmp_path: Path) -> None:
+    text = HEAD + "import evaluate\n" + HF + SFT.format(args="", more="")
+    for listed, fires in (("transformers\ntrl\n", True), ("axolotl\ntransformers\n", False), ("pytest\nruff\n", False)):
+        (tmp_path / "requirements.txt").write_text(listed, encoding="utf-8")
+        assert bool(found("packages_unlisted", text, tmp_path)) == fires
+    (tmp_path / "requirements.txt").write_text("transformers\ntrl\n", encoding="utf-8")
+    (tmp_path / "evaluate").mkdir()
+    assert not found("packages_unlisted", text, tmp_path)
+
+
+def test_links_and_pipes_of_a_project_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("transformers\ntrl\n", encoding="utf-8")
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file zero3.yaml train.py\n", encoding="utf-8")
+    links = {"lost.md": "nowhere.md", "self.md": "self.md", "zero.md": "/dev/zero", "out.txt": "/etc/hostname"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    os.mkfifo(tmp_path / "pipe.txt")
+    text = HEAD + "import wandb\n" + HF + SFT.format(args="", more="")
+    assert all(found(rule, text, tmp_path) for rule in ("packages_unlisted", "file_missing"))
+
+
+def test_data_that_nests_too_deep_has_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("[" * 200_000, encoding="utf-8")
+    assert not found("column_not_there", HEAD + OF_ROWS.format(text="row['question']"), tmp_path)

@@ -211,8 +211,8 @@ def test_an_object_that_is_made_in_two_ways_has_what_both_have(tmp_path: Path) -
           "total += count", before="total = 0\n")),
     ("sampler_missing", loop(*PLAIN, before="model = DistributedDataParallel(model)\n"),
      loop(*PLAIN, before="model = DistributedDataParallel(model)\n").replace("batch_size=8, shuffle=True", "batch_size=None")),
-    ("one_process_waits", "rank = dist.get_rank()\nmaster = rank == 0\nif master:\n    dist.barrier()\n", "if told:\n    "
-     "dist.barrier()\n")])
+    ("one_process_waits", "rank = dist.get_rank()\nmaster = rank == 0\nif master:\n    dist.barrier()\n", (
+        "rank = dist.get_rank()\nmaster = rank != 1\nif master:\n    dist.barrier()\n"))])
 def test_what_was_wrong_in_public_code_is_not_said_again(rule: str, fires: str, silent: str, tmp_path: Path) -> None:
     texts = [text if text.startswith("import gc") else loop(*PLAIN, before=text) for text in (fires, silent)]
     assert [bool(found(rule, text, tmp_path)) for text in texts] == [True, False]

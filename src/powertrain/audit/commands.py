@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -37,19 +38,26 @@ def project_files(script: Script) -> tuple[Path, ...]:
     return tuple(chain.from_iterable(islice(walked(root), MOST_FOLDERS)))
 
 
+def text_of(file: Path) -> str:
+    """Return the text of a small file of the project; "" for links, devices, large files and what cannot be read."""
+    with suppress(OSError):
+        if file.is_file() and not file.is_symlink() and file.stat().st_size <= MOST_BYTES:
+            return file.read_text(encoding="utf-8", errors="replace").replace("\0", "")      # UTF-16 is read well enough
+    return ""
+
+
 @lru_cache(maxsize=2)
 def commands(script: Script) -> tuple[Command, ...]:
     """Return the commands of the project that start the script."""
     root, own, files = (script.root or script.path.parent).resolve(), script.path.resolve(), project_files(script)
     only_one = sum(file.name == own.name for file in files) == 1
     told = [file for file in files if file.suffix == ".sh" or (file.parent == root and file.name.startswith("README"))]
-    return tuple(command for file in told if file.is_file() and file.stat().st_size <= MOST_BYTES
-                 for command in _of_file(file, own, only_one or own.parent in (file.parent, root)))
+    return tuple(command for file in told for command in _of_file(file, own, only_one or own.parent in (file.parent, root)))
 
 
 def _of_file(file: Path, own: Path, by_name: bool) -> Iterator[Command]:
     """Yield the commands of a file that start a script; `by_name`: its name alone means this script."""
-    for number, text in _statements(file.read_text(encoding="utf-8", errors="replace").splitlines()):
+    for number, text in _statements(text_of(file).splitlines()):
         if own.name not in text or text.lstrip().startswith("#"):
             continue
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from powertrain.audit import expressions, known_calls
 from powertrain.audit.expressions import ClassValue, Expressions, FunctionValue, Made, Reference, Scope, Table, Unread
 from powertrain.audit.script import Module, Script, Setting
-from powertrain.audit.syntax import FunctionNode, argument
+from powertrain.audit.syntax import FunctionNode, argument, every, last_name
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
@@ -353,7 +353,7 @@ class _Follower(Expressions):
         found: dict[str, Any] = {}
         for item in (*function.node.args.args, *function.node.args.kwonlyargs):
             kind = self.value(item.annotation, function.scope) if isinstance(item.annotation, ast.Name) else None
-            if isinstance(kind, ClassValue) and any("dataclass" in ast.unparse(each) for each in kind.node.decorator_list):
+            if isinstance(kind, ClassValue) and self._has_defaults(function, kind.node):
                 found[item.arg] = self.instance(kind, item, expressions.Arguments([], {}))
         for item in getattr(function.node, "decorator_list", []):
             if isinstance(item, ast.Call) and self.script.name(item) == "click.option":
@@ -363,6 +363,16 @@ class _Follower(Expressions):
                 if long and default is not None:
                     found[long.partition("/")[0].lstrip("-").replace("-", "_")] = self.value(default, function.scope)
         return found
+
+    def _has_defaults(self, function: FunctionValue, kind: ast.ClassDef) -> bool:
+        """Return whether a dataclass has a value for each field, and nothing here makes one or hands the function on."""
+        marks = [last_name(each.func if isinstance(each, ast.Call) else each) for each in kind.decorator_list]
+        full = all(item.value is not None for item in kind.body if isinstance(item, ast.AnnAssign))
+        name = getattr(function.node, "name", "")
+        loaded = {node.id for node in every(ast.Name, self.script.tree) if isinstance(node.ctx, ast.Load)}
+        made = any(isinstance(call.func, ast.Name) and call.func.id == kind.name for call in every(ast.Call, self.script.tree))
+        started = name in loaded or bool(getattr(function.node, "decorator_list", []))
+        return marks == ["dataclass"] and full and not made and not started
 
     def instance(self, kind: ClassValue, node: ast.AST, arguments: expressions.Arguments) -> Made:
         """Return an instance of the script's own class: fields with defaults, then passed values, then `__init__`."""

@@ -291,7 +291,9 @@ def labels_by_old_name(script: Script, subject: Subject, where: Circumstances) -
     own = {item.arg for item in every(ast.arg, script.tree)}             # of models of the project, which may take them
     for call in script.every(ast.Call) if in_force("transformers", where) else ():
         item = next((each for each in call.keywords if each.arg in OLD_NAMES and each.arg not in own), None)
-        if item is not None and last_name(call.func) == "model":
+        kinds = script.kinds.get(last_name(call.func), frozenset())
+        of_theirs = not kinds or any("from_pretrained" in kind or kind.startswith("transformers.") for kind in kinds)
+        if item is not None and last_name(call.func) == "model" and of_theirs:
             yield found("critical", item, name=str(item.arg))
 
 

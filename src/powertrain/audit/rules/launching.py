@@ -166,7 +166,8 @@ class _Together:
         self.script = script
         self.sharded = {name: call for call in script.calls(*FSDP) for name in self._names(call)}
         told = [word.lower() for command in commands(script) for word in (*command.starter, *command.words)]
-        self.shards = any(part in word for word in told for part in SHARDING)
+        self.shards = any(part in word for word in told if word.endswith((".yaml", ".yml", ".json")) for part in SHARDING) \
+            or "--use_fsdp" in told
         self.engines = {name for call in script.calls("deepspeed.initialize") for name in self._names(call)}
 
     def has(self, node: ast.AST) -> bool:

@@ -120,7 +120,7 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
     for node in script.nodes:
         lost: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            own = (script.path.parent / f"{node.module.partition('.')[0]}.py").exists()          # and comes first
+            own = is_own(script, node.module.partition(".")[0])
             lost = [_gone(node.module, item.name) for item in node.names if item.name != "*" and not own]
         elif isinstance(node, ast.Import):
             lost = [_gone(item.name, "") for item in node.names]
@@ -130,6 +130,12 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
         for gone in filter(None, lost):
             if in_force(gone.partition(".")[0], where) and not is_guarded(script, node):
                 yield node, gone
+
+
+def is_own(script: Script, name: str) -> bool:
+    """Return whether a module or package of this name stands beside the script or in the project's root, and comes first."""
+    folders = {script.path.parent, script.root or script.path.parent}
+    return any((folder / f"{name}.py").is_file() or (folder / name).is_dir() for folder in folders)
 
 
 def _gone(module: str, name: str) -> str:
@@ -165,7 +171,7 @@ def task_gone(script: Script, subject: Subject, where: Circumstances) -> Finding
     for call in script.calls("transformers.pipeline"):
         task = argument(call, "task", 0)
         said = str(task.value) if isinstance(task, ast.Constant) else ""
-        if task is not None and said.startswith(GONE_TASKS) and not is_tried(script, call):
+        if task is not None and (said in GONE_TASKS or said.startswith("translation_")) and not is_tried(script, call):
             gone.append((task, said))
     if gone:
         yield found(since(where), *(node for node, _ in gone), names=", ".join(dict.fromkeys(said for _, said in gone)))

@@ -22,8 +22,8 @@ OF_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")           # task types whose
 WEIGHING = ("att", "wei", "prob", "score")           # in names of what weighs the values
 ORDERING = ("transpose", "swap", "permute", "rearrange", "einsum")
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
-COMPUTED = ("x", "q", "k", "xq", "xk", "query", "key", "hidden_states")          # what a layer is given
-OF_DATA = ("numpy.", "json.", "matplotlib.")             # whose calls write no weights
+QUERIES = ("q", "k", "xq", "xk", "query", "key")       # arguments of a layer that always have gradients
+OF_DATA = ("numpy.save", "json.dump", "json.dumps", "matplotlib.pyplot.savefig")        # calls that write no weights
 LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub", "Checkpoint", "log_model", "artifact", "store")
 
 
@@ -120,8 +120,11 @@ def attention_across_heads(script: Script, subject: Subject, where: Circumstance
             continue
         values = [node.value for name in given for node in every(ast.Assign, function) if gives_name(node, name.id)]
         views = [value for value in values if isinstance(value, ast.Call) and last_name(value.func) in ("view", "reshape")
-                 and len(value.args) == 4 and is_length(value.args[1])]         # (batch, places, heads, width)
-        if len(views) >= len(given) and all(value in views or _keeps_order(script, value) for value in values):
+                 and len(value.args) == 4 and is_length(value.args[1]) and is_heads(value.args[2])]
+        stored = [node for node in every(ast.Name, function) if node.id in {name.id for name in given}
+                  and isinstance(node.ctx, ast.Store)]
+        plain = len(stored) == len(values) and "transpose_(" not in script.words(function)
+        if plain and len(views) >= len(given) and all(value in views or _keeps_order(script, value) for value in values):
             yield found("critical", call, views[0])
 
 
@@ -138,6 +141,11 @@ def is_length(node: ast.expr) -> bool:
     return last_name(node).lower() in ("l", "t", "s", "seq", "seq_len", "seqlen", "seq_length", "length")
 
 
+def is_heads(node: ast.expr) -> bool:
+    """Return whether a number is that of heads, as far as its name says."""
+    return isinstance(node, ast.Constant) or "head" in last_name(node).lower() or last_name(node) in ("H", "h", "nh")
+
+
 @code_rule_once
 def gradient_stopped(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A layer works without gradients on what the network computes, so nothing below it learns by it."""
@@ -147,7 +155,8 @@ def gradient_stopped(script: Script, subject: Subject, where: Circumstances) -> 
         if forward is None or kind.name not in named:
             continue
         stops = [each for each in forward.decorator_list if script.name(each) in WITHOUT_GRADIENTS]
-        given = [item.arg for item in forward.args.args if item.arg in COMPUTED]
+        rotates = any(word in kind.name.lower() for word in ("rope", "rotary"))
+        given = [item.arg for item in forward.args.args if item.arg in (*QUERIES, *(("x",) if rotates else ()))]
         used = next((node for node in every(ast.BinOp, forward) for side in (node.left, node.right)
                      if isinstance(side, ast.Name) and side.id in given), None)
         if stops and used is not None:
@@ -278,8 +287,9 @@ def never_saved(script: Script, subject: Subject, where: Circumstances) -> Findi
 def _leaves(script: Script, call: ast.Call) -> bool:
     """Return whether a call may leave weights behind: its name says so, or it opens a file to write bytes."""
     name = script.name(call) or last_name(call.func)
-    writes = name == "open" and any(isinstance(item, ast.Constant) and item.value == "wb" for item in call.args)
-    return writes or (any(word in name for word in LEFT) and not name.startswith(OF_DATA))
+    given = (*call.args, *(item.value for item in call.keywords))
+    writes = last_name(call.func) == "open" and any(isinstance(item, ast.Constant) and item.value == "wb" for item in given)
+    return writes or (any(word in name for word in LEFT) and name not in OF_DATA)
 
 
 @code_rule_once

@@ -264,7 +264,7 @@ def loaded_but_never_saved(script: Script, subject: Subject, where: Circumstance
     """A model is loaded from the folder of the run's checkpoints, where nothing has saved one."""
     made = script.sections.get("training")
     folder = subject.value("training.output_dir")
-    saves = any("save_" in name or "push" in name for call in script.every(ast.Call) for name in [last_name(call.func)])
+    saves = any(word in last_name(call.func) for call in script.every(ast.Call) for word in ("save", "push", "copy", "move"))
     if made is None or subject.framework not in TRAINERS or not isinstance(folder, str) or saves or subject.on(
             "training.push_to_hub") or (script.path.parent / folder / "config.json").exists():
         return
@@ -272,7 +272,8 @@ def loaded_but_never_saved(script: Script, subject: Subject, where: Circumstance
         given = [item for item in (*call.args, *(each.value for each in call.keywords)) if "okenizer" not in script.name(call)]
         here = next((item for item in given for value in (item, *script.assigned(item)) if isinstance(value, ast.Constant)
                      and isinstance(value.value, str) and Path(value.value) == Path(folder)), None)
-        if here is not None and call.lineno > made.lineno and not is_tried(script, call):
+        if here is not None and call.lineno > made.lineno and not script.conditions(call) and argument(
+                call, "subfolder") is None and not is_tried(script, call):
             yield found("critical", call, made, folder=folder)
 
 

@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from powertrain.audit.installed import defined, gives, in_force, members, root
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
@@ -32,7 +31,8 @@ from powertrain.audit.syntax import FunctionNode, every, inside, last_name, para
 GONE_OF_TOKENIZERS = ("max_len", "batch_encode_plus", "encode_plus", "as_target_tokenizer")
 LOADED = ("MaskedLM.from_pretrained", "CausalLM.from_pretrained", "LMHeadModel.from_pretrained",
           "SequenceClassification.from_pretrained", "ConditionalGeneration.from_pretrained", "Seq2SeqLM.from_pretrained")
-WRAPPERS = ("module", "isinstance", "arallel")               # words of a test that asks whether a model is wrapped
+WRAPPERS = ("module", "isinstance", "parallel", "ddp", "dist", "world", "gpu")           # of tests whether a model is wrapped
+LEAVING = (".to", ".cuda", ".train", ".eval", "get_peft_model")      # calls that give back their model
 TOKENIZERS = "Tokenizer.from_pretrained"
 # ends of the classes whose objects have what the class has
 EXACT = ("Trainer", "Accelerator", "TrainingArguments", "ModelConfig")
@@ -60,30 +60,6 @@ def used_before_given(script: Script, subject: Subject, where: Circumstances) ->
         for node, later in used_before(tree):
             if node in reached and node.id not in KNOWN and not is_tried(script, node):
                 yield found("critical", node, later, name=node.id)
-
-
-@code_rule_once
-def run_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A function is run above the line that gives a value to a name that it reads."""
-    everywhere = {name for node in every(ast.Global, script.tree) for name in node.names} | KNOWN
-    for tree in trees_of(script):
-        own = {node.name: node for node in tree.body if isinstance(node, FunctionNode) and not node.decorator_list}
-        given: dict[str, Any] = {}
-        for node in inside(tree):
-            stored = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else [
-                node.name] if isinstance(node, FunctionNode | ast.ClassDef) else bound_by(node)
-            for name in stored:
-                given[name] = min(given.get(name, node), node, key=lambda each: each.lineno)
-        for call in (node for node in inside(tree) if isinstance(node, ast.Call) and not script.loops(node)):
-            mapped = last_name(call.func) in ("map", "filter") and bool(call.args)
-            function = own.get(last_name(call.args[0] if mapped else call.func)) if mapped or isinstance(
-                call.func, ast.Name) else None
-            local = parameters_of(function) | bound_names(ast.Module(function.body, [])) if function is not None else set()
-            for node in inside(function) if function is not None and not is_tried(script, call) else ():
-                later = given.get(node.id) if isinstance(node, ast.Name) and node.id not in local | everywhere else None
-                if later is not None and later.lineno > call.lineno and not script.conditions(node) and not is_tried(
-                        script, node) and isinstance(node, ast.Name):
-                    yield found("critical", node, call, later, name=node.id)
 
 
 @code_rule_once
@@ -241,7 +217,7 @@ def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> 
 @code_rule_once
 def outputs_unpacked(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The output of a model of transformers is unpacked, which gives the names of its parts."""
-    if not in_force("transformers", where) or script.says("return_dict", "to_tuple"):
+    if not in_force("transformers", where) or script.says("return_dict", "to_tuple", "torchscript"):
         return
     for node in run_nodes(script):
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
@@ -352,11 +328,14 @@ def _lost_of_tokenizers(script: Script, node: ast.Attribute, where: Circumstance
 
 def _is_plain_model(script: Script, name: ast.Name) -> bool:
     """Return whether a name only ever holds a model as transformers loads it, without a wrapper that has a `module`."""
-    kinds, around = script.kinds.get(name.id, frozenset()), script.ancestors(name)
+    stored = [node for node in every(ast.Name, script.tree) if node.id == name.id and not isinstance(node.ctx, ast.Load)]
+    values = script.assigned(name)
+    around = list(script.ancestors(name))
     given = any(isinstance(each, FunctionNode) and name.id in parameters_of(each) for each in around)
-    asks = any(isinstance(each, ast.If | ast.IfExp) and any(word in script.words(each.test) for word in WRAPPERS)
-               for each in script.ancestors(name))
-    return bool(kinds) and not given and not asks and all(kind.endswith("from_pretrained") for kind in kinds)
+    asks = any(isinstance(each, ast.IfExp | ast.BoolOp | ast.While) or (isinstance(each, ast.If) and any(
+        word in script.words(each.test).lower() for word in WRAPPERS)) for each in around)
+    return len(stored) == len(values) > 0 and not given and not asks and all(
+        script.name(value).endswith(("from_pretrained", *LEAVING)) for value in values)
 
 
 def _is_a_trainer(script: Script, kind: ast.ClassDef) -> bool:

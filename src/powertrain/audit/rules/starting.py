@@ -1,15 +1,17 @@
 """Rules on how the project starts the script: the commands in its shell scripts and README, and the configs they name."""
 
 import ast
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from powertrain.audit.commands import MOST_BYTES, commands, project_files
+from powertrain.audit.commands import commands, project_files, text_of
 from powertrain.audit.configs import read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.calls import of_library
+from powertrain.audit.rules.names import is_own
 from powertrain.audit.scopes import is_tried, trees_of
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
@@ -21,9 +23,13 @@ OF_PARSERS = frozenset({"help", "config"})   # of argparse, and of TrlParser
 INTO_CLASSES = ("transformers.HfArgumentParser", "trl.TrlParser")
 CONFIGS = (".yaml", ".yml", ".json")
 LIKELY = 4                                   # keys that a script takes for each that it does not: a config that is its own
-OF_CONFIGS = ("config", "deepspeed")         # parts of options that name a config
+OF_CONFIGS = ("--config", "--config_file", "--config-file", "--config_path", "--deepspeed", "--deepspeed_config", "--ds_config")
+MAKING = (">", "cp ", "mv ", "ln ", "tee ", "wget", "curl", "accelerate config", "make ")      # of commands that write a file
 PLACEHOLDERS = ("path", "your", "my_", "example")
-SAYING = (".txt", ".md", ".toml", ".sh", ".yml", ".yaml", ".cfg", ".ipynb", ".lock")       # what to install
+SAYING = (".txt", ".in", ".md", ".rst", ".toml", ".sh", ".bat", ".yml", ".yaml", ".cfg", ".ipynb", ".lock")
+OTHERS = ("setup.py", "Dockerfile", "Makefile", "Pipfile")
+BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "torchtune", "ms-swift", "setfit", "autotrain",
+            "unsloth")
 LISTED = known("packages")
 
 
@@ -78,13 +84,14 @@ def file_missing(script: Script, subject: Subject, where: Circumstances) -> Find
     """The project's own command names a config that the project does not have."""
     folders = {file.parent for file in project_files(script)}
     for command in commands(script):
+        if re.search(r"\bcd\s+[/$~]", text_of(Path(command.place.file))):
+            continue                                     # it is started somewhere else
         for word, after in pairwise((*command.starter, *command.words, "")):
             option, _, joined = word.partition("=")
             name = joined or after
-            plain = name.endswith(CONFIGS) and not name.startswith("/") and not any(sign in name for sign in "${}<>*~") \
-                and not any(part in name.lower() for part in PLACEHOLDERS)
-            asks = option.startswith("--") and any(part in option for part in OF_CONFIGS)
-            if asks and plain and not any((folder / name).is_file() for folder in folders) and not _is_made(
+            plain = name.endswith(CONFIGS) and not name.startswith("/") and not any(
+                sign in name.lower() for sign in (*"${}<>*~%:", *PLACEHOLDERS))
+            if option in OF_CONFIGS and plain and not any((folder / name).is_file() for folder in folders) and not _is_made(
                     script, Path(name).name):
                 yield found("critical", Evidence(f"{option} {name}", command.place), name=name)
                 return
@@ -101,9 +108,13 @@ def rank_under_other_name(script: Script, subject: Subject, where: Circumstances
 
 
 def _is_made(script: Script, name: str) -> bool:
-    """Return whether a file of the project but its commands says a name: it may write it, or say where it comes from."""
-    return any(name in file.read_text(encoding="utf-8", errors="replace") for file in project_files(script)
-               if file.suffix in (".py", ".md", ".ipynb", ".txt") and file.stat().st_size <= MOST_BYTES)
+    """Return whether the project may write a file, or leaves it out by .gitignore."""
+    root = script.root or script.path.parent
+    lines = [line for file in project_files(script) if file.suffix in (".py", ".sh", ".md", ".ipynb") or file.name == "Makefile"
+             for line in text_of(file).splitlines() if name in line]
+    makes = any(word in line for line in lines for word in MAKING)
+    return makes or name in text_of(root / ".gitignore") or any(
+        name in text_of(file) for file in project_files(script) if file.suffix in (".py", ".ipynb"))
 
 
 @code_rule_once
@@ -121,18 +132,15 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
     near = [file for file in project_files(script) if file.parent in script.path.resolve().parents
             or file.parent.name == "requirements"]
     lists = [file for file in near if file.suffix == ".txt" and "requirements" in (file.parent.name, file.name[:12])]
-    if not lists:
-        return
-    said = " ".join(file.read_text(encoding="utf-8", errors="replace").lower() for file in near
-                    if (file.suffix in SAYING or file.name in ("setup.py", "Dockerfile", "Makefile"))
-                    and file.is_file() and file.stat().st_size <= MOST_BYTES)
+    said = "\n".join(text_of(file).lower() for file in near if file.suffix in SAYING or file.name.startswith(OTHERS))
+    if not lists or not any(name in said for name in ("torch", "transformers")) or any(name in said for name in BRINGING):
+        return                               # the list is of something else, or a framework brings what it needs
     lost: dict[str, ast.AST] = {}
     for node in script.nodes:
         names = [item.name for item in node.names] if isinstance(node, ast.Import) else [
             node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         for name in {each.partition(".")[0] for each in names} & set(LISTED):
-            own = (script.path.parent / f"{name}.py").exists()
-            listed = own or any(each in said for each in (name, *LISTED[name]))
+            listed = is_own(script, name) or any(each in said for each in (name, *LISTED[name]))
             if not listed and not is_tried(script, node) and not script.conditions(node):
                 lost.setdefault(name, node)
     if lost:

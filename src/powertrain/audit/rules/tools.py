@@ -174,7 +174,7 @@ def data_not_defined(subject: Subject, where: Circumstances) -> Findings:
     """A data set is not in the project's dataset_info.json."""
     folder, listed = subject.value("data.dataset_dir"), subject.value("data.source")
     file = root_of(subject.path) / str(folder) / "dataset_info.json"
-    with suppress(OSError, WrongUse):
+    with suppress(OSError, RecursionError, WrongUse):
         if folder is not None and file.is_file():
             defined, names = read_marked(file).inner, listed if isinstance(listed, list) else [listed]
             if lost := [str(name) for name in names if name and str(name) not in defined]:
@@ -194,7 +194,8 @@ def targets_missing(subject: Subject, where: Circumstances) -> Findings:
     asked, own = subject.value("lora.target_modules"), _layers(subject)
     names = {str(name).rpartition(".")[2] for name in asked} if isinstance(asked, list | tuple | set) else set()
     lost = sorted(names - own - HEADS)
-    if own and len(lost) * 2 > len(names) and all(map(str.isidentifier, names)):
+    remote = subject.value("model.trust_remote_code") is True            # whose code may have other names
+    if own and not remote and len(lost) * 2 > len(names) and all(map(str.isidentifier, names)):
         case = "all" if len(lost) == len(names) else ""
         yield found("critical" if case else "moderate", "lora.target_modules", "model.path", case=case, lost=", ".join(lost),
                     others=", ".join(sorted(own - names)))

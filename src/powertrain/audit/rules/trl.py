@@ -22,7 +22,8 @@ BARE = tuple(f"transformers.{name}.from_pretrained" for name in (
 SIZE = "training.per_device_train_batch_size"
 OWNED = known("owners")
 PADS_TOKENS_ONLY = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorWithPadding")
-ONE_LENGTH = ("max_length", "skip_prepare_dataset")          # texts of a script whose rows may all be as long, or are kept
+ONE_LENGTH = ("'max_length'", '"max_length"', "skip_prepare_dataset", "block_size", "group_texts")      # rows may be as long
+TEXT_FIELD = "training.dataset_text_field"
 SCRIPTED = known("made_by_script")
 SORTED = known("sorted_by_class")
 
@@ -75,7 +76,8 @@ def kto_of_one_example(script: Script, subject: Subject, where: Circumstances) -
     made = script.sections.get("training")
     loss = argument(made, "loss_type") if made is not None else None
     alone = subject.examples_per_pass == 1 and SIZE in subject.settings
-    if trainer_of_trl(script, subject, "KTOTrainer") is not None and alone and loss is None and in_force("trl", where):
+    if trainer_of_trl(script, subject, "KTOTrainer") is not None and alone and loss is None and not script.says(
+            "apo_zero_unpaired") and made is not None and not hides_arguments(made) and in_force("trl", where):
         yield found("critical", SIZE)
 
 
@@ -83,7 +85,8 @@ def kto_of_one_example(script: Script, subject: Subject, where: Circumstances) -
 def pairs_of_older_trainer(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Pairs are tokenised into columns of an older RewardTrainer, and the texts are taken out."""
     trainer = trainer_of_trl(script, subject, "RewardTrainer")
-    named = next((node for node in script.every(ast.Constant) if node.value == "input_ids_chosen"), None)
+    named = next((node for node in script.every(ast.Constant) if node.value == "input_ids_chosen" and isinstance(
+        script.parents[node], ast.Dict | ast.Subscript)), None) if not script.says("chosen_ids") else None
     removed = next((item for call in script.calls(".map") for item in call.keywords if item.arg == "remove_columns"), None)
     if trainer is not None and named is not None and removed is not None and in_force("trl", where):
         yield found("critical", named, removed)
@@ -95,8 +98,9 @@ def template_without_tokenizer(script: Script, subject: Subject, where: Circumst
     for call in script.calls(".map"):
         given = argument(call, "fn_kwargs")
         keys = [key.value for key in given.keys if isinstance(key, ast.Constant)] if isinstance(given, ast.Dict) else []
-        if call.args and script.name(call.args[0]).startswith("trl.") and "tokenizer" in keys and in_force("trl", where) and \
-                last_name(call.args[0]).endswith("apply_chat_template"):
+        renamed = "tokenizer" in keys and "processing_class" not in keys and in_force("trl", where)
+        if renamed and call.args and script.name(call.args[0]).startswith("trl.") and last_name(
+                call.args[0]).endswith("apply_chat_template"):
             yield found("critical", call)
 
 
@@ -108,7 +112,8 @@ def formatting_gives_many(script: Script, subject: Subject, where: Circumstances
     called = given.body if isinstance(given, ast.Lambda) else given
     called = called.func if isinstance(called, ast.Call) else called
     function = script.functions.get(called.id) if isinstance(called, ast.Name) else None
-    if given is None or function is None or of_unsloth(script) or not in_force("trl", where):
+    kept = script.says("skip_prepare_dataset", "input_ids", "messages") or subject.value(TEXT_FIELD) not in (None, "text")
+    if given is None or function is None or kept or of_unsloth(script) or not in_force("trl", where):
         return
     returned = [node.value for node in every(ast.Return, function) if script.function(node) is function]
     if returned and all(value is not None and _is_list(script, value, function) for value in returned):
@@ -119,7 +124,10 @@ def _is_list(script: Script, value: ast.expr, function: FunctionNode) -> bool:
     """Return whether a value is surely a list, or a name of the function that only ever holds one."""
     if isinstance(value, ast.Name):
         held = [node.value for node in every(ast.Assign, function) if gives_name(node, value.id)]
-        return bool(held) and all(not isinstance(each, ast.Name) and _is_list(script, each, function) for each in held)
+        stored = [node for node in every(ast.Name, function)
+                  if node.id == value.id and isinstance(node.ctx, ast.Store)]
+        return len(stored) == len(held) > 0 and all(
+            not isinstance(each, ast.Name) and _is_list(script, each, function) for each in held)
     made = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "list"
     return made or isinstance(value, ast.List | ast.ListComp)
 
@@ -132,7 +140,7 @@ def collator_leaves_labels(script: Script, subject: Subject, where: Circumstance
     values = [given, *script.assigned(given)] if given is not None else []
     made = next((each for each in values if isinstance(each, ast.Call) and script.name(each) in PADS_TOKENS_ONLY), None)
     same_length = subject.examples_per_pass == 1 or subject.on("training.packing") or any(
-        f"{quote}{word}{quote}" in script.text for word in ONE_LENGTH for quote in "'\"")
+        word in script.text for word in ONE_LENGTH)
     if made is not None and not same_length and not of_unsloth(script) and in_force("trl", where):
         yield found("critical", made, trainer, name=last_name(made.func))
 
@@ -180,9 +188,10 @@ def owner_missing(script: Script, subject: Subject, where: Circumstances) -> Fin
 def data_with_script(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A data set of the hub is made by a script of its own, which datasets no longer runs."""
     for call in script.calls("datasets.load_dataset"):
-        name = argument(call, "path", 0)
+        name = argument(call, "path", 0) if argument(call, "revision") is None else None
         for given in [name, *script.assigned(name)] if name is not None else []:
-            if isinstance(given, ast.Constant) and given.value in SCRIPTED and not is_tried(script, call):
+            if isinstance(given, ast.Constant) and given.value in SCRIPTED and not is_tried(script, call) \
+                    and not (script.path.parent / str(given.value)).exists():
                 yield found(since(where), given, name=given.value)
 
 

@@ -1,15 +1,26 @@
 """Rules on where values go: what is None, is loaded for nothing, is asked of the wrong object, or is left out of examples."""
 
 import ast
+from typing import Any
 
 from powertrain.audit.installed import defined, in_force, members
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, is_loss, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
-from powertrain.audit.scopes import is_tried
+from powertrain.audit.scopes import KNOWN, bound_by, bound_names, is_tried, trees_of
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, argument, every, inside, last_name, names_in, reads_of, targets_of
+from powertrain.audit.syntax import (
+    FunctionNode,
+    argument,
+    every,
+    inside,
+    last_name,
+    names_in,
+    parameters_of,
+    reads_of,
+    targets_of,
+)
 from powertrain.records.findings import Severity
 
 OTHER_HEADS = ("ForSequenceClassification.from_pretrained", "ForConditionalGeneration.from_pretrained",
@@ -39,6 +50,40 @@ def needed_but_none(script: Script, subject: Subject, where: Circumstances) -> F
         setting = subject.settings.get(key)
         if setting is not None and setting.value is None:
             yield found("critical", setting, name=key.rpartition(".")[2])
+
+
+@code_rule_once
+def run_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A function is run above the line that gives a value to a name that it reads."""
+    everywhere = {name for node in every(ast.Global, script.tree) for name in node.names} | KNOWN
+    for tree in trees_of(script):
+        own = {node.name: node for node in tree.body if isinstance(node, FunctionNode) and not node.decorator_list}
+        given: dict[str, Any] = {}
+        for node in inside(tree):
+            stored = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else [
+                node.name] if isinstance(node, FunctionNode | ast.ClassDef) else bound_by(node)
+            for name in stored:
+                given[name] = min(given.get(name, node), node, key=lambda each: each.lineno)
+        lazy = script.says("streaming")
+        for call in (node for node in inside(tree, (FunctionNode, ast.ClassDef, ast.Lambda, ast.GeneratorExp))
+                     if isinstance(node, ast.Call) and not script.loops(node)):
+            mapped = isinstance(call.func, ast.Attribute) and call.func.attr in ("map", "filter") and bool(call.args)
+            function = own.get(last_name(call.args[0] if mapped else call.func)) if mapped or isinstance(
+                call.func, ast.Name) else None
+            if function is None or _may_stop(function) or lazy:
+                continue
+            local = parameters_of(function) | bound_names(ast.Module(function.body, []))
+            for node in inside(function) if not is_tried(script, call) else ():
+                later = given.get(node.id) if isinstance(node, ast.Name) and node.id not in local | everywhere else None
+                if later is not None and later.lineno > call.lineno and not script.conditions(node) and not is_tried(
+                        script, node) and isinstance(node, ast.Name):
+                    yield found("critical", node, call, later, name=node.id)
+
+
+def _may_stop(function: FunctionNode) -> bool:
+    """Return whether a function may end before its last line, runs later than it is called, or decides as it goes."""
+    return any(isinstance(node, ast.Yield | ast.YieldFrom | ast.BoolOp | ast.For) or (isinstance(node, ast.If) and any(
+        isinstance(each, ast.Return | ast.Raise) for each in node.body)) for node in inside(function))
 
 
 @code_rule_once
