@@ -23,6 +23,7 @@ COLLATING = ("__call__", "torch_call", "collate_fn", "data_collator", "collate")
 OLD_TRAINER = ("tokenizer", "max_seq_length", "packing")     # arguments of SFTTrainer that TRL had while it used that collator
 REPLACING = (".where", ".masked_fill", ".masked_fill_")
 TO_THE_LONGEST = (True, "longest")           # of a batch: one example alone is not padded
+OF_LIBRARIES = ("transformers.", "torch.nn.")
 OLD_NAMES = ("masked_lm_labels", "lm_labels")
 LEFT_OUT = ("ignore_index", "IGNORE", "loss_mask")           # names by which a script takes tokens out of the labels
 OWN_LABELS = (".DataCollatorForLanguageModeling", ".DataCollatorForCompletionOnlyLM", ".SFTTrainer")     # made by themselves
@@ -292,7 +293,7 @@ def labels_by_old_name(script: Script, subject: Subject, where: Circumstances) -
     for call in script.every(ast.Call) if in_force("transformers", where) else ():
         item = next((each for each in call.keywords if each.arg in OLD_NAMES and each.arg not in own), None)
         kinds = script.kinds.get(last_name(call.func), frozenset())
-        of_theirs = not kinds or any("from_pretrained" in kind or kind.startswith("transformers.") for kind in kinds)
+        of_theirs = not kinds or any("from_pretrained" in kind or kind.startswith(OF_LIBRARIES) for kind in kinds)
         if item is not None and last_name(call.func) == "model" and of_theirs:
             yield found("critical", item, name=str(item.arg))
 

@@ -28,8 +28,7 @@ MAKING = (">", "cp ", "mv ", "ln ", "tee ", "wget", "curl", "accelerate config",
 PLACEHOLDERS = ("path", "your", "my_", "example")
 SAYING = (".txt", ".in", ".md", ".rst", ".toml", ".sh", ".bat", ".yml", ".yaml", ".cfg", ".ipynb", ".lock")
 OTHERS = ("setup.py", "Dockerfile", "Makefile", "Pipfile")
-BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "torchtune", "ms-swift", "setfit", "autotrain",
-            "unsloth")
+BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "torchtune", "ms-swift", "setfit", "autotrain")
 LISTED = known("packages")
 
 

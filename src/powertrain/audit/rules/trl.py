@@ -112,7 +112,8 @@ def formatting_gives_many(script: Script, subject: Subject, where: Circumstances
     called = given.body if isinstance(given, ast.Lambda) else given
     called = called.func if isinstance(called, ast.Call) else called
     function = script.functions.get(called.id) if isinstance(called, ast.Name) else None
-    kept = script.says("skip_prepare_dataset", "input_ids", "messages") or subject.value(TEXT_FIELD) not in (None, "text")
+    texts = {node.value for node in script.every(ast.Constant) if isinstance(node.value, str)}
+    kept = texts & {"skip_prepare_dataset", "input_ids", "messages"} or subject.value(TEXT_FIELD) not in (None, "text")
     if given is None or function is None or kept or of_unsloth(script) or not in_force("trl", where):
         return
     returned = [node.value for node in every(ast.Return, function) if script.function(node) is function]
