@@ -241,3 +241,11 @@ def test_links_and_pipes_of_a_project_are_not_read(tmp_path: Path) -> None:
 def test_data_that_nests_too_deep_has_no_columns(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("[" * 200_000, encoding="utf-8")
     assert not found("column_not_there", HEAD + OF_ROWS.format(text="row['question']"), tmp_path)
+
+
+def test_places_in_commands_are_shown_as_the_scripts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "run.sh").write_text("accelerate launch --config_file zero3.yaml train.py\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    made = found("file_missing", HEAD + HF + SFT.format(args="", more=""), Path("work"))
+    assert str(made[0].evidence[0].place) == "work/run.sh:1"

@@ -1,5 +1,6 @@
 """The commands by which a project starts its script: those in its shell scripts and its README."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -46,16 +47,23 @@ def text_of(file: Path) -> str:
     return ""
 
 
+def shown(script: Script, file: Path) -> str:
+    """Return a file's path as the script's own is given: beside `work/train.py` it is `work/run.sh`."""
+    path = os.path.relpath(file, script.path.resolve().parent)
+    return str(file) if path.startswith("..") else str(script.path.parent / path)
+
+
 @lru_cache(maxsize=2)
 def commands(script: Script) -> tuple[Command, ...]:
     """Return the commands of the project that start the script."""
     root, own, files = (script.root or script.path.parent).resolve(), script.path.resolve(), project_files(script)
     only_one = sum(file.name == own.name for file in files) == 1
     told = [file for file in files if file.suffix == ".sh" or (file.parent == root and file.name.startswith("README"))]
-    return tuple(command for file in told for command in _of_file(file, own, only_one or own.parent in (file.parent, root)))
+    return tuple(command for file in told
+                 for command in _of_file(file, shown(script, file), own, only_one or own.parent in (file.parent, root)))
 
 
-def _of_file(file: Path, own: Path, by_name: bool) -> Iterator[Command]:
+def _of_file(file: Path, name: str, own: Path, by_name: bool) -> Iterator[Command]:
     """Yield the commands of a file that start a script; `by_name`: its name alone means this script."""
     for number, text in _statements(text_of(file).splitlines()):
         if own.name not in text or text.lstrip().startswith("#"):
@@ -69,7 +77,7 @@ def _of_file(file: Path, own: Path, by_name: bool) -> Iterator[Command]:
         if any(word.rpartition("/")[2].startswith(STARTERS) for word in words[:here]):
             behind = words[here + 1:]
             end = next((at for at, word in enumerate(behind) if word in ENDS), len(behind))
-            yield Command(Place(str(file), number), tuple(behind[:end]), tuple(words[:here]))
+            yield Command(Place(name, number), tuple(behind[:end]), tuple(words[:here]))
 
 
 def _statements(lines: list[str]) -> Iterator[tuple[int, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from powertrain.audit.commands import commands, project_files, text_of
+from powertrain.audit.commands import commands, project_files, shown, text_of
 from powertrain.audit.configs import read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
@@ -58,8 +58,8 @@ def config_refused(script: Script, subject: Subject, where: Circumstances) -> Fi
         kept = len(keys) - len(lost)
         if lost and kept and (sure or kept >= LIKELY * len(lost)):
             first = next(iter(lost.values()))
-            yield found("critical", Evidence(f"{next(iter(lost))}: {first.value}", Place(str(file), first.line)),
-                       names=", ".join(lost))
+            place = Place(shown(script, file.resolve()), first.line)
+            yield found("critical", Evidence(f"{next(iter(lost))}: {first.value}", place), names=", ".join(lost))
             return
 
 
@@ -143,7 +143,8 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
             if not listed and not is_tried(script, node) and not script.conditions(node):
                 lost.setdefault(name, node)
     if lost:
-        yield found("moderate", *lost.values(), Evidence(lists[0].name, Place(str(lists[0]), 1)), names=", ".join(lost))
+        listed_in = Evidence(lists[0].name, Place(shown(script, lists[0]), 1))
+        yield found("moderate", *lost.values(), listed_in, names=", ".join(lost))
 
 
 def _is_taken(name: str, taken: frozenset[str]) -> bool:
