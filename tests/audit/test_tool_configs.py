@@ -190,3 +190,11 @@ def test_the_layers_of_a_family_are_those_of_transformers(name: str, kind: str) 
     layers = {each.rpartition(".")[2] for each, module in model.named_modules() if type(module).__name__ in
               ("Linear", "Conv1D", "Embedding", "FalconLinear")} - {"lm_head"}
     assert layers - {"wpe"} <= listed | {"embed_positions", "project_in", "project_out"}
+
+
+@pytest.mark.parametrize(("adapter", "base", "fires"), [
+    ("lora", "mine", True), ("lora", "someone/mine-bnb-4bit", False), ("qlora", "mine", False)])
+def test_lora_of_axolotl_does_not_load_four_bits(adapter: str, base: str, fires: bool, tmp_path: Path) -> None:
+    text = QLORA.replace("adapter: qlora", f"adapter: {adapter}").replace("base_model: mine", f"base_model: {base}")
+    made = found("settings_refused", text, tmp_path)
+    assert [each.severity for each in made] == (["moderate"] if fires else [])
