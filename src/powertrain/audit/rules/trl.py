@@ -5,6 +5,7 @@ import ast
 from powertrain.audit.edits import with_text
 from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
+from powertrain.audit.rules.memory import PASS
 from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.rules.network import MOVING
 from powertrain.audit.scopes import is_tried, means
@@ -19,7 +20,6 @@ OWN_CONFIGS = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "GRPOTrainer", "RLOO
 REFERRED = ("DPOTrainer", "KTOTrainer")
 BARE = tuple(f"transformers.{name}.from_pretrained" for name in (
     "AutoModel", "BertModel", "RobertaModel", "DistilBertModel", "GPT2Model", "T5Model", "LlamaModel", "MistralModel"))
-SIZE = "training.per_device_train_batch_size"
 OWNED = known("owners")
 PADS_TOKENS_ONLY = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorWithPadding")
 ONE_LENGTH = ("'max_length'", '"max_length"', "skip_prepare_dataset", "block_size", "group_texts")      # rows may be as long
@@ -75,10 +75,10 @@ def kto_of_one_example(script: Script, subject: Subject, where: Circumstances) -
     """KTO is asked to estimate its divergence from batches of one example."""
     made = script.sections.get("training")
     loss = argument(made, "loss_type") if made is not None else None
-    alone = subject.examples_per_pass == 1 and SIZE in subject.settings
+    alone = subject.examples_per_pass == 1 and PASS in subject.settings
     if trainer_of_trl(script, subject, "KTOTrainer") is not None and alone and loss is None and not script.says(
             "apo_zero_unpaired") and made is not None and not hides_arguments(made) and in_force("trl", where):
-        yield found("critical", SIZE)
+        yield found("critical", PASS)
 
 
 @code_rule_once

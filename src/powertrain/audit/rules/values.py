@@ -56,24 +56,22 @@ def needed_but_none(script: Script, subject: Subject, where: Circumstances) -> F
 def run_before_given(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A function is run above the line that gives a value to a name that it reads."""
     everywhere = {name for node in every(ast.Global, script.tree) for name in node.names} | KNOWN
-    for tree in trees_of(script):
+    for tree in trees_of(script) if not script.says("streaming") else ():            # whose map runs later
         own = {node.name: node for node in tree.body if isinstance(node, FunctionNode) and not node.decorator_list}
         given: dict[str, Any] = {}
         for node in inside(tree):
-            stored = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else [
-                node.name] if isinstance(node, FunctionNode | ast.ClassDef) else bound_by(node)
-            for name in stored:
+            stores = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+            for name in (node.id,) if isinstance(node, ast.Name) and stores else bound_by(node):
                 given[name] = min(given.get(name, node), node, key=lambda each: each.lineno)
-        lazy = script.says("streaming")
         for call in (node for node in inside(tree, (FunctionNode, ast.ClassDef, ast.Lambda, ast.GeneratorExp))
                      if isinstance(node, ast.Call) and not script.loops(node)):
             mapped = isinstance(call.func, ast.Attribute) and call.func.attr in ("map", "filter") and bool(call.args)
             function = own.get(last_name(call.args[0] if mapped else call.func)) if mapped or isinstance(
                 call.func, ast.Name) else None
-            if function is None or _may_stop(function) or lazy:
+            if function is None or _may_stop(function) or is_tried(script, call):
                 continue
             local = parameters_of(function) | bound_names(ast.Module(function.body, []))
-            for node in inside(function) if not is_tried(script, call) else ():
+            for node in inside(function):
                 later = given.get(node.id) if isinstance(node, ast.Name) and node.id not in local | everywhere else None
                 if later is not None and later.lineno > call.lineno and not script.conditions(node) and not is_tried(
                         script, node) and isinstance(node, ast.Name):
