@@ -113,7 +113,7 @@ def test_imports_that_leave_the_folder_are_one_sentence_and_not_read(tmp_path: P
 
 
 def test_a_module_that_is_no_python_is_named_and_left_out(tmp_path: Path) -> None:
-    path = project(tmp_path, broken="def (\n", train=TRAINING + MODEL + (
+    path = project(tmp_path, broken="print 'another Python'\n" * 60, train=TRAINING + MODEL + (
         "import broken\nargs = TrainingArguments('out')\nTrainer(model, args).train()\n"))
     assert "broken.py cannot be read as Python" in audit(path).environment["imports"]
 

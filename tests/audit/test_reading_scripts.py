@@ -140,4 +140,4 @@ def test_functions_that_call_each_other_without_end_are_read(tmp_path: Path) -> 
 
 def test_a_script_that_does_not_parse_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match=r"train\.py:2"):
-        read(tmp_path, "x = 1\ndef (:\n")
+        read(tmp_path, "x = 1\n" + "print 'much of another Python'\n" * 60)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from powertrain.audit.parsing import imports, parsed, read_text
+from powertrain.audit.parsing import imports, parsed, parsed_in_part, read_text
 from powertrain.audit.script import Module, Script
 from powertrain.records import WrongUse
 
@@ -43,18 +43,21 @@ def walked(folder: Path) -> Iterator[list[Path]]:
         yield [Path(here) / name for name in sorted(names)]
 
 
-def parse(path: Path, text: str | None = None) -> Script:
-    """Return a Python script, or another text in its place. Raises WrongUse where it cannot be read or parsed."""
+def parse(path: Path, text: str | None = None, *, in_part: bool = False) -> Script:
+    """Return a Python script, or another text in its place. Raises WrongUse where it cannot be read or parsed.
+
+    `in_part`: a few lines that Python cannot parse are left out.
+    """
     text = read_text(path, "script") if text is None else text
     try:
-        tree = parsed(text)
+        tree, unparsed = parsed_in_part(text) if in_part else (parsed(text), "")
     except (MemoryError, RecursionError):                 # of the parser, which has a limit of its own
         raise WrongUse(f"{path} nests brackets or operators too deep for Python to parse; is it a program's output?") from None
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise WrongUse(f"{path}{f':{line}' if line else ''} is not Python that this interpreter can parse "
                        f"({getattr(error, 'msg', error)}); correct the syntax first") from None
-    return Script(path, text, tree, imports(tree))
+    return Script(path, text, tree, imports(tree), unparsed=unparsed)
 
 
 def with_project(script: Script, root: Path | None = None) -> Script:
@@ -73,7 +76,7 @@ def with_project(script: Script, root: Path | None = None) -> Script:
         modules.append(replace(module, first=above + 1))
     tree = ast.Module([*script.tree.body, *(each.tree for each in modules)], script.tree.type_ignores)     # type: ignore[list-item]
     return replace(script, text=text, tree=tree, modules=tuple(modules), notes=tuple(reading.notes),
-                   project=reading.resolved, root=reading.root)
+                   project=reading.resolved, root=reading.root, unparsed=script.unparsed + reading.unparsed)
 
 
 @dataclass
@@ -87,6 +90,7 @@ class _Reading:
     seen: set[Path] = field(default_factory=set)
     resolved: dict[tuple[ast.AST, str], Path] = field(default_factory=dict)
     bytes_left: int = MOST_BYTES
+    unparsed: str = ""
 
     def enter(self, path: Path, tree: ast.Module, stack: tuple[Path, ...]) -> None:
         """Read the modules that a file imports, and theirs."""
@@ -106,12 +110,12 @@ class _Reading:
             return
         try:
             text = read_text(path, "module")
-            tree = parsed(text)
+            tree, unparsed = parsed_in_part(text)
         except (WrongUse, SyntaxError, ValueError, MemoryError, RecursionError) as error:
             self.note(f"{self.shown(path)} cannot be read as Python ({getattr(error, 'msg', error)}), and is left out; correct "
                       "it first")
             return
-        self.bytes_left -= len(text)
+        self.bytes_left, self.unparsed = self.bytes_left - len(text), self.unparsed + unparsed
         tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test))]
         given = self.script.parent / path.relative_to(self.script.resolve().parent) if path.is_relative_to(
             self.script.resolve().parent) else path
@@ -194,4 +198,4 @@ def _files(base: Path, parts: Sequence[str]) -> list[Path]:
 
 def load(path: Path, text: str | None = None, root: Path | None = None) -> Script:
     """Return a script with its project. Raises WrongUse where the script itself cannot be read or parsed."""
-    return with_project(parse(path, text), root)
+    return with_project(parse(path, text, in_part=True), root)

@@ -69,6 +69,7 @@ class Script:
     kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)    # variable -> what made it: "….from_pretrained"
     trained: frozenset[str] = frozenset()    # what made the model that a Trainer is given
     modules: tuple[Module, ...] = ()
+    unparsed: str = ""                       # lines that Python cannot parse
     notes: tuple[str, ...] = ()              # what of the project is not read, each with its cure
     project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
     root: Path | None = None                 # the project's folder

@@ -281,6 +281,9 @@ def _converted(path: Path) -> Conversion:
     subject = read_subject(path)
     if subject.script is not None and not subject.script.trains:
         raise WrongUse(f"{path} trains nothing: it makes no Trainer and calls no backward(); convert the script that trains")
+    if subject.script is not None and subject.script.unparsed:
+        line = next(filter(str.strip, subject.script.unparsed.splitlines())).strip()
+        raise WrongUse(f"Python cannot parse all of {path} (`{line}`); correct the syntax first")
     return convert(subject)
 
 

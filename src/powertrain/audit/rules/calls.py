@@ -27,6 +27,7 @@ def of_library(script: Script, node: ast.AST, where: Circumstances) -> Defined |
     """Return the class or function of a library that a name stands for, in the release in force."""
     module, _, name = script.name(node).rpartition(".")
     library = module.partition(".")[0]
+    module = "trl" if module.startswith("trl.trainer.") else module      # of which trl takes its names
     return defined(module, name) if library in LIBRARIES and in_force(library, where) else None
 
 

@@ -1,15 +1,21 @@
 """Rules on how a script is launched: what fails or differs with one process, or with several."""
 
 import ast
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from powertrain.audit.commands import commands
+from powertrain.audit.commands import commands, shown, text_of
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import SAMPLERS
 from powertrain.audit.rules.processes import PARALLEL
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, argument, every, inside, is_constant, last_name, owner_of
+from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, inside, is_constant, last_name, owner_of
+from powertrain.records.findings import Evidence, Place
 
 GROUPS = ("torch.distributed.init_process_group", ".init_distributed", "deepspeed.initialize")
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel",
@@ -208,3 +214,56 @@ class _Together:
         own = {inner.id for inner in inside(function) if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load)}
         is_visible = "." in name or home is None or self.script.is_within(function, home)
         return wrapped is not None and name not in own and is_visible
+
+
+@code_rule
+def engine_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """DeepSpeed's own function is given a config that it does not take."""
+    for call in script.calls("deepspeed.initialize"):
+        given, told = _engine_config(script, call)
+        sharding = given.get("zero_optimization")
+        stage = sharding.get("stage") if isinstance(sharding, dict) else None
+        if left := [name for name, value in _flat(given) if value == "auto"]:
+            yield found("critical", call, *told, case="auto", names=", ".join(left[:4]))
+        elif stage in (1, 2) and "optimizer" not in given and len(call.args) < 3 and not hides_arguments(call) and (
+                argument(call, "optimizer") is None):
+            yield found("critical", call, *told, stage=stage)
+
+
+def _engine_config(script: Script, call: ast.Call) -> tuple[Mapping[str, Any], list[Evidence]]:
+    """Return the config that DeepSpeed is given, and where it stands; nothing where it is not known or is changed first."""
+    given = argument(call, "config") or argument(call, "config_params")
+    if isinstance(given, ast.Name):
+        changed = any(isinstance(node.value, ast.Name) and node.value.id == given.id and (
+            not isinstance(node.ctx, ast.Load) or getattr(node, "attr", "") == "update")
+            for node in script.nodes if isinstance(node, ast.Subscript | ast.Attribute))
+        values = script.assigned(given)
+        given = values[0] if len(values) == 1 and not changed else ast.Constant(None)
+    if isinstance(given, ast.Dict):
+        return _plain(given), [Evidence(script.words(given).splitlines()[0], script.place(given))]
+    named = [(given.value, script.path.parent)] if isinstance(given, ast.Constant) and isinstance(given.value, str) else [
+        (after, Path(command.place.file).parent) for command in commands(script) if given is None
+        for before, after in pairwise(command.words) if before in ("--deepspeed_config", "--deepspeed-config")]
+    for name, folder in named:
+        for file in (folder / name, (script.root or folder) / name):
+            with suppress(ValueError, RecursionError):
+                read = json.loads(text_of(file) or "null")
+                if isinstance(read, dict):
+                    return read, [Evidence(name, Place(shown(script, file.resolve()), 1))]
+    return {}, []
+
+
+def _plain(table: ast.Dict) -> dict[str, Any]:
+    """Return a table that the script writes; empty where it takes in another one, and None for values that are computed."""
+    if any(key is None for key in table.keys):
+        return {}
+    return {str(getattr(key, "value", "")): _plain(value) if isinstance(value, ast.Dict) else getattr(value, "value", None)
+            for key, value in zip(table.keys, table.values, strict=True)}
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

@@ -5,6 +5,7 @@ import ast
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.names import UNSLOTH
+from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
@@ -180,11 +181,17 @@ def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Fin
 @code_rule_once
 def own_objects_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch.load takes tensors and plain values only, and the project saves an object of its own in the file."""
-    loads = [call for call in script.calls("torch.load") if is_true(argument(call, "weights_only"))]
+    loads = [call for call in script.calls("torch.load") if (asked := argument(call, "weights_only")) is None or is_true(asked)]
     if not loads or (where.version("torch") or SAFE_SINCE) < SAFE_SINCE or script.says("safe_globals"):
         return
     for save in script.calls("torch.save"):
         saved = argument(save, "obj", 0)
+        if saved is not None and _is_refused_whole(script, saved):
+            load = next((call for call in loads if script.words(argument(call, "f", 0) or call) == script.words(
+                argument(save, "f", 1) or save) and not is_tried(script, call)), None)
+            if load is not None:
+                yield found("critical", load, save, file=script.words(argument(save, "f", 1) or save),
+                            object=script.words(saved))
         for table in [saved, *script.assigned(saved)] if saved is not None else []:
             if not isinstance(table, ast.Dict):
                 continue
@@ -194,6 +201,21 @@ def own_objects_refused(script: Script, subject: Subject, where: Circumstances) 
             if load is not None and refused:
                 yield found("critical", load, refused[0], file=script.words(argument(save, "f", 1) or save),
                             object=script.words(refused[0]))
+
+
+def _is_refused_whole(script: Script, saved: ast.expr) -> bool:
+    """Return whether a name holds a model or another object of a class, or a list of such objects of the project."""
+    made = script.assigned(saved) if isinstance(saved, ast.Name) else []
+    calls = [call for call in made if isinstance(call, ast.Call)]
+    if made and len(calls) == len(made) and all(last_name(call.func) == "from_pretrained" or last_name(
+            call.func) in script.classes for call in calls):
+        return True
+    functions = [function for call in calls if (function := script.called(call)) is not None]
+    names = {node.value.id for function in functions for node in every(ast.Return, function)
+             if isinstance(node.value, ast.Name)}
+    return any(isinstance(call.func, ast.Attribute) and call.func.attr == "append" and last_name(call.func.value) in names
+               and call.args and isinstance(call.args[0], ast.Call) and is_own_object(script, call.args[0])
+               for function in functions for call in every(ast.Call, function))
 
 
 def reads(script: Script, load: ast.Call, table: ast.Dict) -> bool:

@@ -59,6 +59,8 @@ def refused_by_python(script: Script, subject: Subject, where: Circumstances) ->
                 warnings.simplefilter("ignore")          # of the script's own escapes
                 compile(text.removeprefix("\ufeff"), path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
+            if str(error).startswith("f-string") and sys.version_info < (3, 12):
+                continue                                 # newer releases of Python take more of them
             line = getattr(error, "lineno", None) or 1
             words = text.splitlines()[line - 1].strip() if line <= text.count("\n") + 1 and text.strip() else ""
             yield found("critical", Evidence(words, Place(path, line)), said=getattr(error, "msg", str(error)))
@@ -76,7 +78,7 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         added = set(only_added_to(tree))
         lost = [node for node in reached if isinstance(node, ast.Name)
                 and (node in added or (bound is not None and node.id not in bound)) and node in inside
-                and not is_tried(script, node) and not is_annotation(script, node)]
+                and not is_tried(script, node) and not is_annotation(script, node) and node.id not in script.unparsed]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
@@ -120,7 +122,7 @@ def modules_missing(script: Script, subject: Subject, where: Circumstances) -> F
             here = (module.file if module is not None else own).parent
             bases = [here, *above] if not level else [Path(here, *[".."] * (level - 1)).resolve()]
             known = level or first in OWN_NAMES or any((base / first).is_dir() for base in bases)
-            elsewhere = not level and (first in sys.stdlib_module_names or _is_installed(first))
+            elsewhere = not level and (first in sys.stdlib_module_names or is_installed(first))
             if not name or not known or elsewhere or is_tried(script, node):
                 continue
             if not any(_is_there(base, name.split(".")) for base in bases):
@@ -129,7 +131,7 @@ def modules_missing(script: Script, subject: Subject, where: Circumstances) -> F
         yield found("critical", *lost.values(), names=", ".join(lost))
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Return whether a package of this name is installed here, and may be there."""
     with suppress(ImportError, ValueError):
         spec = find_spec(name)

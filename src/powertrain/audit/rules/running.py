@@ -46,7 +46,8 @@ def names_out_of_reach(script: Script, subject: Subject, where: Circumstances) -
         bound = bound_names(tree)
         guarded = any(module.tree is tree and "__main__" in module.text for module in script.modules)
         lost = [node for node in Scopes(tree).lost if node in reached and node.id in bound and node.id not in KNOWN
-                and not is_tried(script, node) and not is_annotation(script, node)] if not guarded else []
+                and node.id not in script.unparsed and not is_tried(script, node)
+                and not is_annotation(script, node)] if not guarded else []
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(),
                         names=", ".join(dict.fromkeys(node.id for node in lost)))

@@ -12,6 +12,7 @@ from powertrain.audit.installed import LIBRARIES, in_force, parameters
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.calls import of_library
 from powertrain.audit.rules.names import is_own
+from powertrain.audit.rules.program import SEARCHED, is_installed
 from powertrain.audit.scopes import is_tried, trees_of
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
@@ -20,6 +21,8 @@ from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 
 OF_PARSERS = frozenset({"help", "config"})   # of argparse, and of TrlParser
+OF_HANDBOOK = "H4ArgumentParser"             # of the alignment handbook, made from HfArgumentParser
+ONCE = frozenset(known("removed_arguments")) - {"tokenizer", "max_seq_length"}       # what other classes may have too
 INTO_CLASSES = ("transformers.HfArgumentParser", "trl.TrlParser")
 CONFIGS = (".yaml", ".yml", ".json")
 LIKELY = 4                                   # keys that a script takes for each that it does not: a config that is its own
@@ -30,6 +33,7 @@ SAYING = (".txt", ".in", ".md", ".rst", ".toml", ".sh", ".bat", ".yml", ".yaml",
 OTHERS = ("setup.py", "Dockerfile", "Makefile", "Pipfile")
 BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "torchtune", "ms-swift", "setfit", "autotrain")
 LISTED = known("packages")
+INSTALLING = ("PYTHONPATH", "pip install -e", "pip install .", "develop")
 
 
 @code_rule
@@ -49,12 +53,15 @@ def config_refused(script: Script, subject: Subject, where: Circumstances) -> Fi
     """A config that the project starts the script with has keys that the script does not take."""
     parsers = _parsers(script)
     taken = _of_classes(script, parsers[0], where) if len(parsers) == 1 else None
-    for file, sure in _configs(script) if taken is not None else ():
+    known_ones = _of_classes(script, parsers[0], where, in_part=True) if len(parsers) == 1 and taken is None else None
+    settled = taken if taken is not None else known_ones if known_ones and "output_dir" in known_ones else None
+    for file, sure in _configs(script) if settled is not None else ():
         try:
             keys = read_marked(file).inner
         except WrongUse:
             continue
-        lost = {name: each for name, each in keys.items() if name != "env" and name not in (taken or ())}
+        lost = {name: each for name, each in keys.items() if name != "env" and name not in (settled or ())
+                and (taken is not None or name in ONCE)}
         kept = len(keys) - len(lost)
         if lost and kept and (sure or kept >= LIKELY * len(lost)):
             first = next(iter(lost.values()))
@@ -66,10 +73,11 @@ def config_refused(script: Script, subject: Subject, where: Circumstances) -> Fi
 def _configs(script: Script) -> Iterator[tuple[Path, bool]]:
     """Yield the configs that the project starts the script with, and, as not sure, others where the script reads any."""
     root, own = script.root or script.path.parent, script.path.parent
+    reads = list(script.calls(".parse_yaml_file", ".parse_json_file"))
+    options = {f"--{node.attr}" for call in reads for node in every(ast.Attribute, call) if node is not call.func}
     files = [(word, Path(command.place.file).parent) for command in commands(script)
              for before, word in zip(("", *command.words), command.words, strict=False)
-             if word.endswith(CONFIGS) and before in ("", "--config")]
-    reads = list(script.calls(".parse_yaml_file", ".parse_json_file"))
+             if word.endswith(CONFIGS) and before in {"", "--config", *options}]
     files += [(str(item.value), own) for call in reads
               for item in (*call.args, *(each.value for each in call.keywords)) if isinstance(item, ast.Constant)]
     for word, folder in files:
@@ -114,6 +122,30 @@ def _is_made(script: Script, name: str) -> bool:
     makes = any(word in line for line in lines for word in MAKING)
     return makes or name in text_of(root / ".gitignore") or any(
         name in text_of(file) for file in project_files(script) if file.suffix in (".py", ".ipynb"))
+
+
+@code_rule_once
+def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Python does not look where a module of the project is, when the script is started as the project says."""
+    root, own = (script.root or script.path.parent).resolve(), script.path.resolve()
+    said = "\n".join(text_of(file) for file in project_files(script) if file.suffix in SAYING or file.name.startswith(OTHERS))
+    if any(word in script.text for word in SEARCHED) or any(word in said for word in INSTALLING) or any(
+            file.name in ("setup.py", "pyproject.toml", "setup.cfg") for file in project_files(script)):
+        return
+    started = [command for command in commands(script) if "deepspeed" not in command.starter]      # it adds the folder it is in
+    dotted = re.search(rf"-m\s+[\w.]*\b{own.stem}\b", said)
+    if bool(started) == bool(dotted) or re.search(rf"\bcd\s+\S*{re.escape(own.parent.name)}", said):
+        return
+    base = own.parent if started else root
+    for node in script.nodes:
+        names = [(item.name, item.name) for item in node.names] if isinstance(node, ast.Import) else [
+            ("", node.module)] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+        for key, name in names:
+            first = name.partition(".")[0]
+            elsewhere = (node, key) in script.project and not any((base / each).exists() for each in (first, f"{first}.py"))
+            if elsewhere and not is_installed(first) and not is_tried(script, node) and not script.conditions(node):
+                told = Evidence(" ".join(started[0].starter + (own.name,)), started[0].place) if started else None
+                yield found("critical", node, *([told] if told else []), name=name, folder=shown(script, base))
 
 
 @code_rule_once
@@ -176,19 +208,23 @@ def _taken(script: Script, where: Circumstances) -> frozenset[str] | None:
 def _parsers(script: Script) -> list[ast.Call]:
     """Return where HfArgumentParser, TrlParser or a class of the project above one of them is made."""
     own = tuple(name for name, kind in script.classes.items() if any(script.name(base) in INTO_CLASSES for base in kind.bases))
-    return [call for call in script.every(ast.Call) if script.name(call) in INTO_CLASSES or last_name(call.func) in own]
+    return [call for call in script.every(ast.Call) if script.name(call) in INTO_CLASSES
+            or last_name(call.func) in (*own, OF_HANDBOOK)]
 
 
-def _of_classes(script: Script, made: ast.Call, where: Circumstances) -> frozenset[str] | None:
-    """Return the fields of the classes that a parser is given, the project's own and the libraries'."""
+def _of_classes(script: Script, made: ast.Call, where: Circumstances, *, in_part: bool = False) -> frozenset[str] | None:
+    """Return the fields of the classes that a parser is given, the project's own and the libraries'.
+
+    None where one of them is not known; `in_part`: where one of the project's is not.
+    """
     given = made.args[0] if made.args else next((item.value for item in made.keywords if item.arg == "dataclass_types"), None)
     kinds = given.elts if isinstance(given, ast.Tuple | ast.List) else [given] if given is not None else []
     names = set(OF_PARSERS)
     for kind in kinds:
         fields = _fields(script, kind, where)
-        if fields is None:
+        if fields is None and not (in_part and last_name(kind) not in script.classes):
             return None
-        names |= fields
+        names |= fields or set()
     return frozenset(names) if kinds and in_force("transformers", where) else None
 
 

@@ -15,6 +15,7 @@ from powertrain.records.findings import Evidence, Place
 
 TEMPLATE = "tokenizer.chat_template"
 TEMPLATES, FAMILIES = known("templates"), known("families")
+KNOWN_TEMPLATES, SHIPPED_DATA = frozenset(known("known_templates").split()), frozenset(known("shipped_data").split())
 MOVED = known("moved_components")
 EVALUATING = ("training.eval_steps", "training.evals_per_epoch")
 KINDS, REFUSED, PROMPTS, LAYERS = map(known, ("value_kinds", "refused", "prompt_types", "lora_families"))
@@ -36,6 +37,16 @@ def template_of_other_model(subject: Subject, where: Circumstances) -> Findings:
     others = [name for name in FAMILIES if name in path]
     if subject.framework == "llama-factory" and own and others and not any(name in path for name in own):
         yield found("critical", TEMPLATE, "model.path", template=template)
+
+
+@rule
+def template_unknown(subject: Subject, where: Circumstances) -> Findings:
+    """LLaMA-Factory has no template of this name."""
+    template, root = subject.value(TEMPLATE), root_of(subject.path)
+    has_own = any((root / "src" / name).is_dir() for name in ("llamafactory", "llmtuner"))       # which may have others
+    named = template if isinstance(template, str) and re.fullmatch(r"[\w.-]+", template) else None
+    if subject.framework == "llama-factory" and named and not has_own and named not in KNOWN_TEMPLATES:
+        yield found("critical", TEMPLATE, template=template)
 
 
 @rule
@@ -173,11 +184,14 @@ def _line(subject: Subject, key: str, value: str) -> Evidence | None:
 def data_not_defined(subject: Subject, where: Circumstances) -> Findings:
     """A data set is not in the project's dataset_info.json."""
     folder, listed = subject.value("data.dataset_dir"), subject.value("data.source")
-    file = root_of(subject.path) / str(folder) / "dataset_info.json"
+    file = root_of(subject.path) / str(folder or "data") / "dataset_info.json"
+    if subject.framework != "llama-factory" or not (folder or file.is_file()):
+        return
     with suppress(OSError, RecursionError, WrongUse):
-        if folder is not None and file.is_file():
+        if file.is_file():
             defined, names = read_marked(file).inner, listed if isinstance(listed, list) else [listed]
-            if lost := [str(name) for name in names if name and str(name) not in defined]:
+            known_too = frozenset() if folder else SHIPPED_DATA          # the file may be there to be copied
+            if lost := [str(name) for name in names if name and str(name) not in {*defined, *known_too}]:
                 yield found("critical", "data.source", "data.dataset_dir", names=", ".join(lost))
 
 
