@@ -12,10 +12,13 @@ import pytest
 
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import HOPPER_WORKSPACE, Workload
+from powertrain.facts.clusters import machine_of
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
-from powertrain.records import ModelFacts
+from powertrain.planner import make_plan
+from powertrain.recipe import Recipe
+from powertrain.records import DataFacts, Facts, ModelFacts, Software
 from powertrain.training.optimizers import OPTIMIZERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
@@ -41,6 +44,7 @@ class Step:
     recomputed: bool                         # every block, attention too
     chunk_rows: int | None = None            # of the loss
     method: str = "full"
+    keeps_attention: bool = False            # where the rest of every block is recomputed
 
     @property
     def facts(self) -> ModelFacts:
@@ -53,8 +57,9 @@ class Step:
     @property
     def gib(self) -> float:
         workload = Workload(
-            self.examples, self.tokens, self.examples, dtype="bf16", checkpoint_every=int(self.recomputed), kernel="sdpa",
-            attention_saves_scores=False, loss_chunk_rows=self.chunk_rows, optimizer=OPTIMIZERS.named("adamw").facts_on("cuda"),
+            self.examples, self.tokens, self.examples, dtype="bf16", checkpoint_every=int(self.recomputed),
+            checkpoint_keeps_attention=self.keeps_attention, kernel="sdpa", attention_saves_scores=False,
+            loss_chunk_rows=self.chunk_rows, optimizer=OPTIMIZERS.named("adamw").facts_on("cuda"),
             fused_optimizer=True, device="cuda", library_workspace_bytes=HOPPER_WORKSPACE, shards=self.gpus,
             sharded_stage=3 if self.gpus > 1 else 0, documents=((self.tokens,) * self.examples,))
         return sum(peak_memory(self.facts, workload).values()) / 2**30
@@ -69,9 +74,28 @@ BETWEEN = {                                  # of blocks of which operators are 
 PLANS = {
     "LoRA": Step("Qwen3 8B", 1, 2, 4096, recomputed=False, chunk_rows=441, method="lora"),
     "LoRA, blocks recomputed": Step("Qwen3 8B", 1, 2, 4096, recomputed=True, chunk_rows=441, method="lora"),
+    "LoRA, blocks recomputed but attention": Step("Qwen3 8B", 1, 2, 4096, recomputed=True, chunk_rows=441, method="lora",
+                                                  keeps_attention=True),
     "full, sharded": Step("Qwen3 8B", 8, 2, 4096, recomputed=False, chunk_rows=441),
     "full, sharded, blocks recomputed": Step("Qwen3 8B", 8, 2, 4096, recomputed=True, chunk_rows=441),
+    "full, sharded, blocks recomputed but attention": Step("Qwen3 8B", 8, 2, 4096, recomputed=True, chunk_rows=441,
+                                                           keeps_attention=True),
 }
+
+
+def planned_gib(step: Step, folder: Path) -> float:
+    """Return what `powertrain plan --machine 8xh100-80gb` says, where the recipe pins the step's settings."""
+    hardware = machine_of("8xh100-80gb" if step.gpus > 1 else "h100-80gb", folder)
+    data = DataFacts("text", "", 64, 1, 1, "bpe", step.facts.vocabulary, 64 * step.tokens, 8 * step.tokens, 8, step.tokens,
+                     step.tokens, 64, step.examples * step.gpus)
+    pins = {"activation_checkpointing": {"every": 1, "keep_attention": step.keeps_attention} if step.recomputed else "off",
+            "chunked_cross_entropy": {"rows": step.chunk_rows} if step.chunk_rows else "off",
+            "micro_batch": {"examples": step.examples}, "attention_kernel": {"kernel": "sdpa"},
+            **dict.fromkeys(("fused_blocks", "cuda_graph", "torch_compile"), "off")}
+    facts = Facts(data=data, model=step.facts, hardware=hardware, software=Software({"torch": "2.13.0+cu130"}, {}))
+    plan = make_plan(facts, Recipe.model_validate({"techniques": pins}), 100)
+    assert plan.estimate is not None
+    return plan.estimate.total_memory_bytes / 2**30
 
 
 def row_with(text: str) -> str:
@@ -90,6 +114,11 @@ def test_a_prediction_with_published_settings_is_within_5_percent_and_on_the_pag
     assert f"{gib:.1f} GiB, {abs(1 - gib / measured):.1%} less" in row_with(published)
 
 
+@pytest.mark.parametrize("published", SAME_SETTINGS)
+def test_the_plan_for_that_machine_is_within_5_percent_too(published: str, tmp_path: Path) -> None:
+    assert planned_gib(SAME_SETTINGS[published], tmp_path) == pytest.approx(float(published.split()[0]), rel=0.05)
+
+
 @pytest.mark.parametrize("published", BETWEEN)
 def test_where_some_operators_are_recomputed_the_published_figure_lies_between_all_and_none(published: str) -> None:
     model, gpus, examples, tokens, rows = BETWEEN[published]
@@ -101,3 +130,8 @@ def test_where_some_operators_are_recomputed_the_published_figure_lies_between_a
 @pytest.mark.parametrize("name", PLANS)
 def test_the_page_shows_what_a_qwen3_of_8_b_takes(name: str) -> None:
     assert f"{PLANS[name].gib:.1f} GiB" in row_with(f"| {name} |")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_for_a_qwen3_of_8_b_says_what_the_page_shows(name: str, tmp_path: Path) -> None:
+    assert planned_gib(PLANS[name], tmp_path) == pytest.approx(PLANS[name].gib, rel=0.01)

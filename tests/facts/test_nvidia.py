@@ -73,6 +73,19 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which no driver has found a GPU."""
     monkeypatch.setattr(nvidia, "DRIVER_FILES", ())
+    monkeypatch.setattr(nvidia, "AMD_DRIVER", Path("/dev/nothing"))
+
+
+@pytest.mark.parametrize(("hip", "cause", "says"), [
+    (None, "no_rocm_build", "torch 2.13.0+cu130 is a build without ROCm"), ("7.0", "unknown", "built for ROCm 7.0")])
+def test_an_amd_gpu_that_torch_does_not_see_is_named(hip: str | None, cause: str, says: str, driver: Any, nobody: None,
+                                                     monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    driver(cuda=0)
+    monkeypatch.setattr(nvidia, "AMD_DRIVER", tmp_path)
+    found = idle_gpu("2.13.0+cu130", "13.0", hip)
+    assert found is not None
+    assert (found.cause, found.name) == (cause, "an AMD GPU")
+    assert says in found.because
 
 
 def test_without_a_gpu_there_is_nothing_to_say(driver: Any, nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from powertrain.records.checkpoints import newest_checkpoint
 from powertrain.records.plan import PinRefused
 from powertrain.run.material import Material
 from powertrain.run.prepare import Prepared, build_setup
-from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
+from powertrain.training.checkpoint import Save, load_checkpoint
 from powertrain.training.loop import State, StepResult, evaluate, new_state, train
 from powertrain.training.objectives import objective_of
 from powertrain.training.schedule import Schedule
@@ -191,9 +191,18 @@ def write(setup: Setup, device: Device) -> None:
 
 
 def round_trip(prepared: Prepared, setup: Setup, state: State, device: Device, folder: Path) -> State:
-    """Save the state, load it into a new one, and return that. Each weight and moment comes back as it was, on the GPU."""
+    """Save the state beside the run, load it into a new one, and return that. Each weight and moment comes back as it was.
+
+    The host waits only for what it decides by, and the thread that writes waits for the copies.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as place, device.answering():
-        save_checkpoint(Path(place), state)
+        fake_cuda.Event.waits.clear()
+        with device.answering() as read:
+            save = Save(Path(place), state)
+        save.finish()
+        if device.counts:
+            assert not set(read) & set(fake_cuda.COPIES), "the host waits for a copy"
+            assert (len(fake_cuda.Event.waits), save.copying_s) == (1, 1.0)
         found, rejected = newest_checkpoint(Path(place))
         assert found is not None
         assert not rejected

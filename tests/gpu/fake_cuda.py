@@ -11,7 +11,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -103,12 +103,17 @@ class FakeCuda(TorchDispatchMode):
 
 
 class Event:
-    """Marks no place in a stream."""
+    """Marks no place in a stream, and counts who waits for one."""
+
+    waits: ClassVar[list[Event]] = []
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def record(self, *args: Any) -> None: ...
+    def synchronize(self) -> None:
+        self.waits.append(self)
+
     def elapsed_time(self, other: Event) -> float:
-        return 1.0
+        return 1000.0                        # ms
 
 
 class Stream:

@@ -109,6 +109,7 @@ FAULTS = {
 
 def library(folder: Path) -> Path:
     """Return fake_cuda.cpp as a library in `folder`, compiled once for this source and this torch."""
+    folder.mkdir(parents=True, exist_ok=True)
     told = SOURCE.read_text(encoding="utf-8") + torch.__version__
     path, compiler = folder / f"{hashlib.sha256(told.encode()).hexdigest()[:16]}.so", cpp_compiler()
     with one_at_a_time(folder):              # other workers and other suites of this checkout
@@ -129,8 +130,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """What became of each case and each planted fault, in a process of its own, which believes that it has a GPU."""
-    assert request.config.cache is not None
-    libraries = [] if IS_REAL else [str(library(request.config.cache.mkdir("fake_cuda")))]
+    libraries = [] if IS_REAL else [str(library(request.config.rootpath / ".pytest_cache" / "fake_cuda"))]
     more = EVERY if request.config.getoption("--combinations") else {}
     faults = {} if IS_REAL else {fault: {"family": "llama", "method": "full", "fault": fault} for fault in FAULTS}
     tests = Path(__file__).parents[1]

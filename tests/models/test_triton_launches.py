@@ -26,9 +26,11 @@ from powertrain.models.adapters.attached import add_adapters  # noqa: E402
 from powertrain.models.adapters.targets import AdapterConfig  # noqa: E402
 from powertrain.models.config import FAMILIES, make_config  # noqa: E402
 from powertrain.models.decoder import Block, Decoder  # noqa: E402
+from powertrain.models.kernels import triton_losses  # noqa: E402
 from powertrain.models.kernels.attention import math_attention  # noqa: E402
 from powertrain.models.kernels.fused import triton_kernels as kernels  # noqa: E402
 from powertrain.models.kernels.fused.block import Functions, HandWritten  # noqa: E402
+from powertrain.models.kernels.losses import Terms  # noqa: E402
 from powertrain.records import Batch  # noqa: E402
 
 LENGTHS, WIDTH = (5, 1, 17), 48
@@ -76,7 +78,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[L
     monkeypatch.setattr(driver, "_active", NoDriver())
     monkeypatch.setattr(NoDriver, "launches", [])
     yield NoDriver.launches
-    for kernel in ALL:
+    for kernel in (*ALL, triton_losses._cross_entropy_rows):
         kernel.device_caches.clear()
 
 
@@ -130,11 +132,24 @@ def test_a_step_launches_what_is_compiled_for_every_gpu(launches: list[Launch], 
                 assert kind in ("i32", "constexpr"), (launch.kernel, name)       # Triton makes a constant of 1
 
 
-@pytest.mark.parametrize("width", [768, 4096, 8192])
-def test_wide_rows_get_the_warps_that_they_are_compiled_with(launches: list[Launch], width: int) -> None:
+@pytest.mark.parametrize(("width", "block", "warps"), [(768, 1024, 4), (2048, 2048, 4), (4096, 4096, 8), (8192, 8192, 8)])
+def test_wide_rows_get_more_warps(launches: list[Launch], width: int, block: int, warps: int) -> None:
     parts = kernels.TritonParts(make_config("llama", vocabulary=50, layers=1, width=width, heads=8, context=16)[0])
     x, norm = torch.ones(2, width), kernels.NormWeights(torch.ones(width))
     normalised, _ = parts._normalise(x, norm, torch.bfloat16)
     parts._normalise_back(x, x.bfloat16(), normalised, norm)
-    asked = kernels._whole_row(width)
-    assert [(launch.arguments["BLOCK"], launch.warps) for launch in launches] == [(asked["BLOCK"], asked["num_warps"])] * 2
+    assert [(launch.arguments["BLOCK"], launch.warps) for launch in launches] == [(block, warps)] * 2
+
+
+@pytest.mark.parametrize("terms", [None, Terms(label_smoothing=0.1, z_loss=1e-4)])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_loss_is_launched_as_it_is_compiled(launches: list[Launch], terms: Terms | None, gradient: bool) -> None:
+    logits, targets = torch.randn(TOKENS, 330).bfloat16(), torch.randint(0, 330, (TOKENS,))
+    losses, changed = triton_losses.triton_rows(logits, targets, terms, gradient=gradient, every=False)
+    assert losses.shape == ((TOKENS,) if terms is None else (3, TOKENS))
+    assert (changed is logits) is gradient
+    (launch,) = launches
+    asked = triton_losses.piece(330)
+    assert (launch.grid, launch.arguments["BLOCK"], launch.warps) == ((TOKENS, 1, 1), asked["BLOCK"], asked["num_warps"])
+    assert (launch.signature["logits"], launch.signature["targets"], launch.signature["losses"]) == ("*bf16", "*i64", "*fp32")
+    assert (launch.arguments["HAS_TERMS"], launch.arguments["HAS_GRADIENT"]) == (terms is not None, gradient)

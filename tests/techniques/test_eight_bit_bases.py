@@ -89,6 +89,15 @@ def test_int8_is_for_gpus_from_turing_on(gpu_facts: Callable[..., Facts], capabi
     assert (answer.possible is not None) is possible
 
 
+@pytest.mark.parametrize(("technique", "says"), [(Fp8Base, "another format than torch.float8_e4m3fn"),
+                                                 (Int8Base, "no one has tried 8-bit products on an AMD GPU")])
+def test_amds_units_are_not_nvidias(technique: type[Technique], says: str, gpu_facts: Callable[..., Facts]) -> None:
+    amd = ragged_facts(gpu_facts(capability=None, architecture="gfx942"), LORA)
+    answer = ask_anew(technique.name, amd, Recipe())
+    assert isinstance(answer, Refusal)
+    assert says in answer.because
+
+
 @pytest.mark.parametrize(("stored", "wide"), [("int8", ("mlp_out",)), ("fp8", ("mlp_in", "mlp_out"))])
 def test_matrices_whose_sizes_a_gpu_does_not_take_count_as_what_they_stay(facts: Facts, stored: str,
                                                                          wide: tuple[str, ...]) -> None:

@@ -25,7 +25,9 @@ from powertrain.run.prepare import draws_taken_back
 from powertrain.shapes import fused_attention, gpu_attention
 from powertrain.techniques.allocator import CUDA_SETTING, Allocator
 from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.fp16 import Fp16
 from powertrain.training.loop import seed_pass
 from powertrain.training.memory import MemoryLedger, peak_memory_bytes, step_ledger
 from powertrain.training.objectives import embedding_noise
@@ -71,6 +73,30 @@ def test_expandable_segments_are_for_drivers_that_bear_them(
     assert isinstance(ask_anew(Allocator.name, gpu_facts(basis="published"), Recipe()), Proposal)
 
 
+def test_expandable_segments_are_not_for_amd(gpu_facts: Callable[..., Facts]) -> None:
+    for basis in ("measured", "published"):
+        amd = gpu_facts(capability=None, architecture="gfx942", basis=basis)
+        assert "pytorch#187343" in ask_anew(Allocator.name, amd, Recipe()).because
+
+
+@pytest.mark.parametrize(("peaks", "chosen", "possible"), [
+    ({"fp32": 5e12, "bf16": 10e12, "fp16": 10e12}, "bf16", {"bf16", "fp16"}),
+    ({"fp32": 5e12, "bf16": 5e12, "fp16": 10e12}, "fp16", {"bf16", "fp16"}),
+    ({"fp32": 5e12, "bf16": 5e12, "fp16": 5e12}, "fp32", {"bf16", "fp16"}),
+    ({"fp32": 5e12, "fp16": 10e12}, "fp16", {"bf16", "fp16"}),
+    ({}, "fp32", {"bf16", "fp16"})])
+def test_a_mac_multiplies_in_the_type_that_was_measured_to_be_fast(peaks: dict[str, float], chosen: str, possible: set[str],
+                                                                   gpu_facts: Callable[..., Facts]) -> None:
+    mac = gpu_facts(capability=None, device="mps", peak_flops_per_s=peaks)
+    asked = {kind.name: ask_anew(kind.name, mac, Recipe()) for kind in (Bf16, Fp16)}
+    assert [name for name, answer in asked.items() if isinstance(answer, Proposal)] == [chosen] * (chosen != "fp32")
+    assert {name for name, answer in asked.items() if isinstance(answer, Proposal) or answer.possible} == possible
+
+
+def test_tf32_is_off_on_amd(gpu_facts: Callable[..., Facts]) -> None:
+    assert "torch keeps TF32 off" in ask_anew("tf32", gpu_facts(capability=None, architecture="gfx942"), Recipe()).because
+
+
 def test_a_torch_that_does_not_tell_its_allocators_settings_gets_none(gpu_facts: Callable[..., Facts]) -> None:
     facts = gpu_facts()
     old = replace(facts, software=replace(facts.software, versions={**facts.software.versions, "torch": "2.11.0+cu130"}))
@@ -106,13 +132,19 @@ def test_rows_with_a_target_are_found_by_what_the_device_has(device: str, static
     assert found == ([3, 3] if static else [7])
 
 
-@pytest.mark.parametrize(("device", "named"), [("cpu", []), ("cuda", ["cuda"]), ("mps", ["mps"])])
+@pytest.mark.parametrize(("device", "named"), [("cpu", []), ("cuda:1", ["cuda: cuda:1"]), ("mps", ["mps: mps"])])
 def test_only_the_runs_own_device_takes_its_draws_back(device: str, named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no devices named, torch warns at length where there are several GPUs, and touches all of them."""
-    asked: list[Any] = []
-    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: asked.extend(devices))
-    draws_taken_back(torch.device(device))
-    assert [str(one) for one in asked] == named
+    """With no devices named, torch warns at length where there are several GPUs, and touches all of them.
+
+    With no kind named, torch before 2.13 asks the generators of CUDA on a Mac too.
+    """
+    asked: list[str] = []
+    for kind in ("cuda", "mps"):
+        module = torch.get_device_module(kind)
+        monkeypatch.setattr(module, "get_rng_state", lambda one, kind=kind: asked.append(f"{kind}: {one}"))
+        monkeypatch.setattr(module, "set_rng_state", lambda state, one: None)
+    with draws_taken_back(torch.device(device)):
+        assert asked == named
 
 
 def test_draws_inside_change_nothing_after() -> None:

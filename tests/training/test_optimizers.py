@@ -240,7 +240,7 @@ def test_the_state_is_what_the_row_says(make_setup: MakeSetup, name: str, family
     state, row = new_state(setup, DECAY), OPTIMIZERS.named(name)
     go_on(setup, state, 1)
     moments = state.optimizer.moments()
-    names = {key for found in moments.values() for key in found} - {"step", "qmap1", "qmap2"}
+    names = {key for found in moments.values() for key in found} - {"step"}
     said = {*row.state, *row.of_lines, *(row.of_vectors or {}), *(row.of_outside or {})}
     assert names == said
     held = sum(value.nbytes for found in moments.values() for key, value in found.items() if key in said)

@@ -13,7 +13,7 @@ import typer
 
 from powertrain.cli import output as screen
 from powertrain.cli.options import Json, Machine, budget_s, cache_folder, say
-from powertrain.records import WrongUse, to_plain
+from powertrain.records import REACHED, WrongUse, to_plain
 from powertrain.records.findings import Audit
 from powertrain.records.redaction import redacted
 from powertrain.report.words import memory, pins_in_words
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_NAMED = 12                              # files left out that are named
 STDOUT = Path("-")
 REPORTS = (b'{\n "$schema": "https://json.schemastore.org/sarif', b"# Training audit of ")       # how they begin
-PUBLISHED = "published figures, not measured: real runs are slower. The machine's software and cores are not known"
+PUBLISHED = f"published figures, not measured (guess: {REACHED}). The machine's software and cores are not known"
 NOT_HERE = ("assumed elsewhere: torch sees no NVIDIA GPU here, and {place} asks for one ({asked}). Rules on hardware and "
             "software are left out; --machine h100, or that machine's facts.json, applies them. "
             "--machine cpu applies them for the CPU of this machine")
@@ -160,7 +160,8 @@ def _circumstances(elsewhere: bool, machine: str | None) -> Where:
     hardware, installed = machine_and_software(machine, cache_folder()) if machine else (
         read_hardware(cache_folder(), measure=False), read_software())
     published = hardware.basis != "measured"
-    source = PUBLISHED if published else f"measured there ({machine})" if machine and machine.endswith(".json") else ""
+    source = f"measured there ({machine})" if machine and machine.endswith(".json") else ""
+    source = PUBLISHED if published else source
     known = Circumstances(hardware, None if published else installed, other=source)
 
     def where(subject: Subject) -> Circumstances:

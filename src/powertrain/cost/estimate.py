@@ -25,7 +25,7 @@ from powertrain.cost.sharing import Sharing, sharing_of
 from powertrain.cost.weights import as_decoder, as_held, checkpoint_bytes, lowest_layer, tensor_part
 from powertrain.cost.work import Work, forward_flops, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
-from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
+from powertrain.records import REACHED, REACHED_SHARE, Estimate, Hardware, ModelFacts, UnknownFact
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT
 
 COMPUTE = "compute"
@@ -42,7 +42,6 @@ COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python
 TABLE = Path(__file__).with_name("efficiencies.json")
 NARROWEST = 0.1                              # an interval reaches at least so far to either side: no run repeats exactly
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
-REACHED_SHARE = 0.6                          # guess: of a published rate that a device reaches, at least
 BRIDGED_SHARE = 0.5                          # guess: modules of other libraries start more operators, and fuse no projections
 
 
@@ -125,8 +124,7 @@ def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardwar
     kind = kind_of_work(model, workload)
     found = efficiency(hardware, workload.dtype, size_class(workload.pass_slots, model.width), kind)
     if hardware.basis != "measured":
-        found = Efficiency(REACHED_SHARE * found.low, found.high, f"{found.basis}; guess: a device reaches {REACHED_SHARE:.0%} "
-                                                                  f"to 100% of its {hardware.basis} rates")
+        found = Efficiency(REACHED_SHARE * found.low, found.high, f"{found.basis}; guess: {REACHED}")
     if model.provider == "native" or kind in hardware.speeds:
         return found
     return Efficiency(BRIDGED_SHARE * found.low, found.high, f"{found.basis}; guess: {model.provider} may take twice as long")

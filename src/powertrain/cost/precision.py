@@ -24,6 +24,8 @@ def unit_of(hardware: Hardware, dtype: str) -> str | None:
         found = next((unit for unit in units if unit in hardware.instructions), None)
         missed = f", but not the faster {units[0]}" if found is not None and found.startswith("avx") else ""
         return None if found is None else f"the CPU has {found}{missed}"
+    if hardware.device == "mps":             # Metal does not tell what its units multiply: the measurement does
+        return f"Metal multiplies {dtype}" if dtype in ("bf16", "fp16") and dtype in hardware.peak_flops_per_s else None
     if hardware.architecture:
         has = hardware.architecture.startswith(AMD_UNITS.get(dtype, ()))
         return f"matrix cores of {hardware.architecture}" if has else None
@@ -38,18 +40,20 @@ def shown(capability: tuple[int, ...]) -> str:
     return ".".join(map(str, capability))
 
 
-def bf16_gain(hardware: Hardware) -> float | None:
-    """Return how many times faster bf16 products were measured than fp32 ones; None if one was not measured."""
+def gain_of(hardware: Hardware, dtype: str) -> float | None:
+    """Return how many times faster products of a type were measured than fp32 ones; None if one was not measured."""
     peaks = hardware.peak_flops_per_s
-    return peaks["bf16"] / peaks["fp32"] if "bf16" in peaks and "fp32" in peaks else None
+    return peaks[dtype] / peaks["fp32"] if dtype in peaks and "fp32" in peaks else None
 
 
 def bf16_pays(hardware: Hardware) -> bool:
-    gain = bf16_gain(hardware)
+    gain = gain_of(hardware, "bf16")
     return unit_of(hardware, "bf16") is not None and (gain is None or gain >= WORTH_IT)
 
 
 def fp16_pays(hardware: Hardware) -> bool:
-    """Return whether this is a GPU whose tensor cores know fp16 and no bf16."""
+    """Return whether this is a GPU whose tensor cores know fp16 and no bf16, or a Mac where only fp16 is faster."""
+    if hardware.device == "mps":
+        return not bf16_pays(hardware) and (gain_of(hardware, "fp16") or 0) >= WORTH_IT
     capability = hardware.compute_capability
     return hardware.device == "cuda" and capability is not None and GPU_SINCE["fp16"] <= capability < GPU_SINCE["bf16"]

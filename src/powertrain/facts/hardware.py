@@ -61,9 +61,10 @@ def shared_by(hardware: Hardware, processes: int, here: int) -> Hardware:
 
     GPUs are not divided: each process has one of its own. Raises WrongUse where there are fewer GPUs or cores than processes.
     """
-    devices, kind = (hardware.devices, "GPUs") if hardware.device == "cuda" else (hardware.cores, "cores")
+    devices, kind = (hardware.devices, "GPU") if hardware.device != "cpu" else (hardware.cores, "core")
     if here > max(1, devices):
-        raise WrongUse(f"{here} processes are more than the {devices} {kind} of this machine; use --processes {devices}")
+        raise WrongUse(f"{here} processes are more than the {devices} {kind}{'s' * (devices != 1)} of this machine; use "
+                       f"--processes {devices}")
     if processes == 1:
         return hardware
     found = replace(hardware, processes=processes, nodes=-(-processes // here), cores=max(1, hardware.cores // here))
@@ -149,7 +150,7 @@ def _without_peaks(seen: Seen) -> Hardware:
         return _cuda(processor)
     if seen.device == "mps":
         return _mps(processor)
-    return replace(processor, default_threads=seen.threads, idle_gpu=idle_gpu(seen.torch, seen.cuda), sources={
+    return replace(processor, default_threads=seen.threads, idle_gpu=idle_gpu(seen.torch, seen.cuda, seen.hip), sources={
         **processor.sources, "device": "torch: neither CUDA nor MPS is available", "default_threads": "torch.get_num_threads",
         "idle_gpu": "NVIDIA's driver"})
 

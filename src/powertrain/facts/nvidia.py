@@ -22,6 +22,7 @@ Version = tuple[int, int]
 # of CUDA's major release -> the oldest driver on Linux, from the release notes of CUDA's toolkit
 OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidia0"))       # these exist where a driver has found a GPU
+AMD_DRIVER = Path("/dev/kfd")                # of ROCm
 INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7)}    # GPUs of Jetsons, which run no machine code for others
 PAGE = "the page \"Get started\" of pytorch.org gives the command"
 NO_BUILD = "this release of torch has no build for such a GPU"
@@ -66,15 +67,16 @@ def told_by_nvml(ask: Callable[[Any], T], otherwise: T) -> T:
         pynvml.nvmlShutdown()
 
 
-def idle_gpu(torch_version: str, torch_cuda: str | None) -> IdleGpu | None:
-    """Return the NVIDIA GPU of this machine that torch does not see, with the reason; None where there is none.
+def idle_gpu(torch_version: str, torch_cuda: str | None, torch_hip: str | None = None) -> IdleGpu | None:
+    """Return the GPU of this machine that torch does not see, with the reason; None where there is none.
 
-    `torch_cuda` is the release of CUDA that torch was built for, None for a build without CUDA. Ask where torch sees no GPU.
+    `torch_cuda` and `torch_hip` are the releases of CUDA and ROCm that torch was built for, None for a build without them.
+    Ask where torch sees no GPU.
     """
     driver = read_driver()
     if driver is None:
         if not any(path.exists() for path in DRIVER_FILES):
-            return None
+            return _idle_amd_gpu(torch_version, torch_hip)
         return IdleGpu("an NVIDIA GPU", "no_library", "NVIDIA's driver has found a GPU, and its library NVML does not answer",
                        "start the container with access to the GPU (docker run --gpus all), or install the driver again")
     if (hidden := hidden_gpus()) is not None:
@@ -95,6 +97,17 @@ def idle_gpu(torch_version: str, torch_cuda: str | None) -> IdleGpu | None:
         if any(_major(cuda) == _major(torch_cuda) for cuda in published):
             cures.append(f"install {_newer_driver(torch_cuda)}")
     return IdleGpu(driver.gpu, cause, because, " or ".join(cures) or f"{NO_BUILD}; train on the CPU")
+
+
+def _idle_amd_gpu(torch_version: str, torch_hip: str | None) -> IdleGpu | None:
+    if not AMD_DRIVER.exists():
+        return None
+    found = f"AMD's driver has found a GPU, and torch {torch_version}"
+    if torch_hip is None:
+        return IdleGpu("an AMD GPU", "no_rocm_build", f"{found} is a build without ROCm",
+                       f"if ROCm supports the GPU, install torch's build for ROCm: {PAGE}")
+    return IdleGpu("an AMD GPU", "unknown", f"{found}, built for ROCm {torch_hip}, sees none",
+                   "`rocminfo` shows whether ROCm supports it; your user has to be in the groups render and video")
 
 
 def check_code(gpu: str, capability: Version, codes: Iterable[str], torch_version: str, torch_cuda: str) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # of other files of this room, which all rooms take from here
 __all__ = ["Effect", "Estimate", "NotApplied", "NotDurable", "Plan", "Proposal", "Refusal", "RunFailed", "UnknownFact",
            "UserError", "Why", "WrongUse"]
+REACHED_SHARE = 0.6          # guess: of a published rate that a device reaches, at least
+REACHED = f"a device reaches {REACHED_SHARE:.0%} to 100% of its published rates"
 IGNORE = -100  # target of a slot that trains nothing (the convention of torch and transformers)
 
 
@@ -57,7 +59,8 @@ class IdleGpu:
     """A GPU of this machine that torch does not use."""
 
     name: str
-    cause: str                               # "no_cuda_build", "old_driver", "no_library", "hidden" or "unknown"
+    # "no_cuda_build", "no_rocm_build", "old_driver", "no_library", "hidden" or "unknown"
+    cause: str
     because: str
     cure: str
 

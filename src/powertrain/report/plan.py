@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, OnMachine, Plan
+from powertrain.records import REACHED, DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, OnMachine, Plan
 from powertrain.report.words import count, counted, digits, duration, flops, interval, labelled, memory, with_settings
 
 Row = tuple[str, str]
@@ -209,7 +209,7 @@ def fitting_rows(needed_bytes: int, room_bytes: int, savings: Sequence[tuple[str
 WITHOUT, TIGHT = "without exchanges", "tight"
 MACHINE_COLUMNS = ("Machine", "Fits", "Memory of a device", "Time", "Tokens/s", "Cost")
 FROM_PUBLISHED = ("published figures; nothing was measured there, and the software counts as what is installed here. Times are "
-                  "guesses, between 60 % and 100 % of the published rates, less for small products. `powertrain plan --machine "
+                  f"guesses: {REACHED}, less with small products. `powertrain plan --machine "
                   "KIND` shows one machine's plan")
 FROM_TIGHT = (f'"{TIGHT}": the tensors of a step take more of the memory than a plan counts on. Gaps between tensors, and CUDA '
               "itself, take memory too, so the run may not fit")
@@ -351,7 +351,9 @@ def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:
              *((name, field, f"{digits(speed / 1e9)} GB/s") for name, field, speed in (
                  (f"{basis} bandwidth", "bandwidth_bytes_per_s", hardware.bandwidth_bytes_per_s),
                  (f"{basis} copy to and from the host", "host_link_bytes_per_s", hardware.host_link_bytes_per_s)) if speed)]
-    return ((name, value, hardware.sources.get(field, "")) for name, field, value in known if value)
+    yield from ((name, value, hardware.sources.get(field, "")) for name, field, value in known if value)
+    if basis != "measured" and hardware.peak_flops_per_s:
+        yield "in use", REACHED, "guess"
 
 
 def _model_rows(model: ModelFacts) -> Iterable[tuple[str, str, str]]:

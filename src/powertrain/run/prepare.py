@@ -207,7 +207,7 @@ def draws_taken_back(device: torch.device) -> AbstractContextManager[None]:
     """Return a context after which host and `device` draw as if nothing had been drawn inside; other GPUs are left alone."""
     import torch
 
-    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
+    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type)
 
 
 def schedule_of(recipe: Recipe, total_steps: int) -> Schedule:

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from powertrain.machine import usable_memory
+from powertrain.models.kernels.slabs import spare_pinned_bytes
 from powertrain.recipe import in_steps
 from powertrain.recipe.schema import AUTO
 from powertrain.records import RunFailed, events
@@ -217,8 +218,9 @@ def _has_memory(part: Part, saves: Saves) -> bool:
 
 def _shortage(part: Part) -> events.SavedAtOnce | None:
     needed_bytes, free_bytes = checkpoint_bytes(part.prepared), usable_memory()[1]
-    if part.setup.device.type == "cuda":     # the rest of the last slab
-        needed_bytes += slabs_for(part.state).slab_bytes
+    if part.setup.device.type == "cuda":
+        needed_bytes += slabs_for(part.state).slab_bytes         # the rest of the last one
+        free_bytes += spare_pinned_bytes()   # of the save before
     if part.setup.device.type == "cpu":      # what the process has had at its peak, the next step may take again
         free_bytes -= max(0, peak_memory_bytes(part.setup.device) - psutil.Process().memory_info().rss)
     if needed_bytes <= free_bytes:

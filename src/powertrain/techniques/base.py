@@ -299,6 +299,7 @@ class InEightBits(Technique):
 
     stored: ClassVar[str]                    # "int8" or "fp8"
     units: ClassVar[str]                     # the hardware that multiplies such numbers fast
+    of_amd: ClassVar[str]                    # why not on an AMD GPU
     rounded: ClassVar[str]                   # what is rounded, in words
 
     native_only = True
@@ -314,7 +315,8 @@ class InEightBits(Technique):
         if (reason := why_not_eight_bit(model)) is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, reason)
         if (unit := unit_of(hardware, cls.stored)) is None:
-            return cls.refuse(Why.HARDWARE_LACKS, f"{hardware.name} has no {cls.units}")
+            why = cls.of_amd if hardware.architecture else f"{hardware.name} has no {cls.units}"
+            return cls.refuse(Why.HARDWARE_LACKS, why)
         weights, saved_bytes = eight_bit_saving(model, cls.stored, hardware.device)
         return cls.refuse(Why.CHANGES_RESULT, f"{weights:,} frozen weights would take {saved_bytes / 2**20:,.0f} MiB less "
                           f"({unit}), but {cls.rounded} change the result slightly, so this is used only if you ask: "

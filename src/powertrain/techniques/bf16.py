@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from powertrain.cost.precision import CPU_UNITS, GPU_SINCE, WORTH_IT, bf16_gain, unit_of
+from powertrain.cost.precision import CPU_UNITS, GPU_SINCE, WORTH_IT, gain_of, unit_of
 from powertrain.records import Effect, Hardware, Proposal, Refusal, Why
 from powertrain.techniques.base import HalfPrecision, PlannedRun
 
@@ -25,9 +25,9 @@ class Bf16(HalfPrecision):
 
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
-        hardware, reason, gain = run.hardware, unit_of(run.hardware, "bf16"), bf16_gain(run.hardware)
+        hardware, reason, gain = run.hardware, unit_of(run.hardware, "bf16"), gain_of(run.hardware, "bf16")
         if reason is None:
-            return cls.refuse(Why.HARDWARE_LACKS, _why_not(hardware), cls() if hardware.device == "cpu" else None)
+            return cls.refuse(Why.HARDWARE_LACKS, _why_not(hardware), cls() if hardware.device in ("cpu", "mps") else None)
         if gain is None:
             claim = Effect((0.3, 0.9), 0, basis="guess: the GEMM peaks of this machine are not measured yet", guessed=True)
             return cls().on(reason, claim)
@@ -49,8 +49,8 @@ def _why_not(hardware: Hardware) -> str:
     if hardware.architecture:
         return f"this GPU ({hardware.architecture}) has no matrix cores; AMD's GPUs have them since MI200 and RX 7000"
     if hardware.device == "cpu":
-        gain = bf16_gain(hardware)
+        gain = gain_of(hardware, "bf16")
         measured = "" if gain is None else f", measured at {gain:.2f} times the speed of fp32"
         return (f"{hardware.name} has none of {', '.join(CPU_UNITS['bf16'])}, so it would emulate bf16{measured}; products and "
                 "saved activations stay fp32")
-    return f"no measurement shows bf16 to be faster on {hardware.device!r}"
+    return f"products in bf16 are not measured on this {hardware.name}; `powertrain facts --measure` there measures them"

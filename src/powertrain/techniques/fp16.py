@@ -1,10 +1,10 @@
-"""fp16 matrix products with loss scaling, for GPUs whose tensor cores know no bf16."""
+"""fp16 matrix products with loss scaling, for GPUs that multiply no bf16 fast."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from powertrain.cost.precision import GPU_SINCE, unit_of
-from powertrain.records import Effect, Proposal, Refusal, Why
+from powertrain.cost.precision import GPU_SINCE, WORTH_IT, bf16_pays, gain_of, unit_of
+from powertrain.records import Effect, Hardware, Proposal, Refusal, Why
 from powertrain.techniques.base import HalfPrecision, PlannedRun
 
 
@@ -31,6 +31,8 @@ class Fp16(HalfPrecision):
         capability = run.hardware.compute_capability
         if run.hardware.architecture and (unit := unit_of(run.hardware, "fp16")) is not None:
             return cls.refuse(Why.NOT_NEEDED, f"the {unit} multiply bf16 as fast, without loss scaling", cls())
+        if run.hardware.device == "mps":
+            return cls._on_a_mac(run.hardware)
         if run.hardware.device != "cuda" or capability is None:
             return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no fp16 matrix units; NVIDIA GPUs have them "
                                                   "from compute capability 7.0 on, AMD's since MI200 and RX 7000")
@@ -43,3 +45,17 @@ class Fp16(HalfPrecision):
                                                   "from 7.0 on")
         return cls().on(f"the tensor cores of this GPU (compute capability {found}) multiply fp16 and not bf16",
                         Effect((0.2, 0.7), 0, basis="guess: not measured yet", guessed=True))
+
+    @classmethod
+    def _on_a_mac(cls, hardware: Hardware) -> Proposal | Refusal:
+        unit, gain = unit_of(hardware, "fp16"), gain_of(hardware, "fp16")
+        if unit is None or gain is None:
+            return cls.refuse(Why.HARDWARE_LACKS, f"products in fp16 are not measured on this {hardware.name}; `powertrain "
+                              "facts --measure` there measures them", cls())
+        if bf16_pays(hardware):
+            return cls.refuse(Why.NOT_NEEDED, "bf16 is faster than fp32 here too, and needs no loss scaling", cls())
+        if gain < WORTH_IT:
+            return cls.refuse(Why.WOULD_NOT_PAY, f"fp16 is not faster on this machine: {gain:.2f} times the speed of fp32",
+                              cls(), numbers={"gain": gain})
+        return cls().on(f"{unit}, {gain:.2f} times as fast as fp32", Effect((1 / gain, (1 + 1 / gain) / 2), 0, basis=(
+            "formula: fp32 over fp16 GEMM speed; the high end assumes half the step is other work")), numbers={"gain": gain})

@@ -24,6 +24,8 @@ class Fp8Base(InEightBits):
     needs_whole_weights = True
     stored = "fp8"
     units = "fp8 units; NVIDIA GPUs have them from compute capability {}.{} (Ada) on".format(*GPU_SINCE["fp8"])
+    of_amd = ("8-bit floats of AMD's MI300 have another format than torch.float8_e4m3fn, and no one has tried those of other "
+              "AMD GPUs here")
     rounded = "fp8 weights and inputs (3 bits of mantissa)"
     source = "Micikevicius et al. 2022, arXiv:2209.05433 (FP8 formats); torch._scaled_mm with a scale for each row"
 

@@ -20,5 +20,6 @@ class Int8Base(InEightBits):
     needs_whole_weights = True
     stored = "int8"
     units = "fast int8 units (VNNI or AMX of a CPU, or tensor cores since Turing)"
+    of_amd = "no one has tried 8-bit products on an AMD GPU here"
     rounded = "8-bit weights and inputs"
     source = "Dettmers et al. 2022, arXiv:2208.07339 (LLM.int8); Wortsman et al. 2023, arXiv:2304.13013 (SwitchBack)"

@@ -25,6 +25,8 @@ class Tf32(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         capability = run.hardware.compute_capability
+        if run.hardware.architecture:
+            return cls.refuse(Why.HARDWARE_LACKS, "torch keeps TF32 off on AMD GPUs")
         if run.hardware.device != "cuda" or capability is None:
             return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no TF32 units; NVIDIA GPUs have them since "
                                                   "Ampere")

@@ -34,7 +34,7 @@ from powertrain.training.loop import State
 from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import Cut, cut_of, divided_as, is_divided, own_part, whole_shape
-from powertrain.training.stored import Stored, as_safetensors, write_file
+from powertrain.training.stored import Held, Stored, as_safetensors, write_file
 
 T = TypeVar("T")
 Parts = Mapping[str, tuple[Tensor, Cut | None]]      # name -> what this process has of a tensor
@@ -87,7 +87,7 @@ class Save:
             timed = partial(torch.cuda.Event, enable_timing=True)
             self._copying = timed(), timed()
             self._copying[0].record()
-        take = partial(_copy, slabs_for(state)) if beside else torch.Tensor.contiguous
+        take = partial(_copy, slabs_for(state)) if beside else _as_it_is
         files = _staged(state, self._ranks, take)
         if about is not None and FILES[2] in files:
             files[ABOUT] = [json.dumps(about, indent=1).encode()]
@@ -168,14 +168,18 @@ def slabs_for(state: State) -> Slabs:
     return Slabs(pinned, min(SLAB_BYTES, 1 << max(20, held_bytes.bit_length() - 1)))
 
 
-def _copy(slabs: Slabs, tensor: Tensor) -> Tensor:
-    """Return a copy in host memory, contiguous. That of a CUDA tensor is complete when its stream has come so far.
+def _as_it_is(tensor: Tensor) -> Held:
+    return Held(tensor.dtype, tensor.shape, [tensor.contiguous()])
+
+
+def _copy(slabs: Slabs, tensor: Tensor) -> Held:
+    """Return a copy in host memory. That of a CUDA tensor is complete when its stream has come so far.
 
     The copy is made in the stream of the training, so that the next update comes after it without any wait of the host.
     """
     if tensor.is_cuda:
-        return slabs.cut(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
-    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return Held(tensor.dtype, tensor.shape, slabs.copy(tensor))
+    return _as_it_is(tensor.to("cpu", copy=True, memory_format=torch.contiguous_format))
 
 
 def on_all(ranks: Ranks, do: Callable[[], T]) -> T:
@@ -195,8 +199,8 @@ def if_writer(ranks: Ranks, do: Callable[[], object]) -> None:
     on_all(ranks, do if ranks.is_writer else lambda: None)
 
 
-def _staged(state: State, ranks: Ranks, take: Callable[[Tensor], Tensor]) -> Files:
-    """Return the content of the files that this process writes, by name. `take` makes a tensor contiguous, or copies it."""
+def _staged(state: State, ranks: Ranks, take: Callable[[Tensor], Held]) -> Files:
+    """Return the content of the files that this process writes, by name. `take` holds a tensor as it is, or copies it."""
     weights, moments = _tensors(state)       # in all processes, because some engines gather moments
     if ranks.shard is None:
         return {}
@@ -205,7 +209,7 @@ def _staged(state: State, ranks: Ranks, take: Callable[[Tensor], Tensor]) -> Fil
     assert shards > 1 or not any(map(is_divided, state.model.parameters())), "the ranks are not those of the divided setup"
     files: Files = {}
     for name, tensors in ((model, weights), (optimizer, moments)):
-        held: dict[str, Tensor] = {}
+        held: dict[str, Held] = {}
         places: dict[str, tuple[str, int, int]] = {}
         for tensor, (value, cut) in tensors.items():
             if cut is None:

@@ -27,12 +27,25 @@ DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
           torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
-def as_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
-    """Yield the content of a safetensors file with these contiguous tensors, those of wide types first.
+@dataclass(frozen=True)
+class Held:
+    """A tensor to be written: contiguous pieces of host memory that hold its values one after the other."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    pieces: Sequence[Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+def as_safetensors(tensors: Mapping[str, Held], metadata: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
+    """Yield the content of a safetensors file with these tensors, those of wide types first.
 
     Source: the format's description, https://huggingface.co/docs/safetensors: length and JSON of the header, then the values.
     """
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in names:
@@ -41,8 +54,8 @@ def as_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | 
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for name in names:
-        yield tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data
+    for piece in (piece for name in names for piece in tensors[name].pieces):
+        yield piece.cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:

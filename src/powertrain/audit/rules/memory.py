@@ -21,7 +21,7 @@ from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import argument, every, hides_arguments, is_backward, last_name, names_in
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
-from powertrain.cost.precision import GPU_SINCE, bf16_gain, bf16_pays, fp16_pays, shown, unit_of
+from powertrain.cost.precision import GPU_SINCE, bf16_pays, fp16_pays, gain_of, shown, unit_of
 from powertrain.cost.work import recomputed_flops, training_flops
 from powertrain.records import Facts
 from powertrain.records.findings import UNMEASURED, Expected
@@ -140,14 +140,14 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
     if not bf16_pays(hardware) and not fp16_pays(hardware):
         return
     type_ = "bf16" if bf16_pays(hardware) else "fp16"
-    gain = bf16_gain(hardware) if type_ == "bf16" else None
+    gain = gain_of(hardware, type_)
     expected = UNMEASURED if gain is None else Expected(
-        f"at most {gain:.1f} times as fast", f"formula: the {hardware.basis} GEMM peaks, bf16 over fp32", (1.0, gain))
+        f"at most {gain:.1f} times as fast", f"formula: the {hardware.basis} GEMM peaks, {type_} over fp32", (1.0, gain))
     trainer = subject.framework in TRAINERS
     key = f"training.{type_}" if trainer else MIXED
     edits = set_to(subject, key, True, type_, BESIDE_PRECISION) if trainer else set_to(subject, key, type_)
     yield found("moderate", key, edits=edits, expected=expected, type=type_,
-                unit=unit_of(hardware, "bf16") if type_ == "bf16" else f"{hardware.name} has fp16 tensor cores")
+                unit=unit_of(hardware, type_))
 
 
 @rule

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from powertrain import planner
-from powertrain.cost.precision import bf16_gain, bf16_pays, unit_of
+from powertrain.cost.precision import bf16_pays, gain_of, unit_of
 from powertrain.diagnosis.checks.machine import Situation
 from powertrain.diagnosis.run_record import usual_rate
 from powertrain.diagnosis.verdict import AFFORDABLE, causes
@@ -150,7 +150,7 @@ def precision(where: Situation) -> Iterator[Finding]:
     """The dtype of the matrix products is not the fastest that this device computes."""
     hardware = where.prepared.facts.hardware
     dtype = planner.workload_of(where.prepared.facts, where.prepared.plan).dtype
-    gain, pays, unit = bf16_gain(hardware), bf16_pays(hardware), unit_of(hardware, "bf16")
+    gain, pays, unit = gain_of(hardware, "bf16"), bf16_pays(hardware), unit_of(hardware, "bf16")
     known = "" if gain is None else f"; bf16 products are {gain:.2g} times as fast as fp32 products, {hardware.basis}"
     seen = f"products in {dtype} on {hardware.name}{known}"
     if dtype == "bf16" and not pays:

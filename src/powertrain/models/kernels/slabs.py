@@ -34,3 +34,20 @@ class Slabs:
             self._rest = self._allocate(self.slab_bytes)
         piece, self._rest = self._rest[:nbytes], self._rest[taken:]
         return piece.view(dtype)
+
+    def copy(self, tensor: Tensor) -> list[Tensor]:
+        """Return a tensor's bytes in pieces, each (N,) uint8, which fill the slabs without gaps. No host waits for a GPU."""
+        rest, pieces = tensor.contiguous().reshape(-1).view(torch.uint8), []
+        while len(rest):
+            if not len(self._rest):
+                self._rest = self._allocate(self.slab_bytes)
+            room = self._rest[:len(rest)]
+            pieces.append(room.copy_(rest[:len(room)], non_blocking=True))
+            rest, self._rest = rest[len(room):], self._rest[len(room):]
+        return pieces
+
+
+def spare_pinned_bytes() -> int:
+    """Return the bytes of pinned memory that torch keeps for the next copy."""
+    told = torch.cuda.host_memory_stats()
+    return int(told.get("allocated_bytes.current", 0) - told.get("active_bytes.current", 0))

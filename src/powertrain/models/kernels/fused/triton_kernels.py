@@ -180,6 +180,9 @@ def _piece(width: int) -> int:
 
 
 def _whole_row(width: int) -> dict[str, int]:
-    """Return how a program has a row of `width` numbers: beyond 4,096, four warps have too few registers and would spill."""
+    """Return how a program has a row of `width` numbers: from 4,096 on in eight warps, so that a thread has half as many.
+
+    With four, 16,384 numbers spill (Triton 3.7).
+    """
     block = int(triton.next_power_of_2(width))
     return {"BLOCK": block, "num_warps": 8 if block >= 4096 else 4}
