@@ -8,7 +8,7 @@ from powertrain.audit.edits import lines_of, removed, set_to, with_argument, wit
 from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, rule
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Setting, Subject
-from powertrain.audit.syntax import argument, every, names_in
+from powertrain.audit.syntax import argument, every, last_name, names_in
 from powertrain.cost.workload import SHARES, lengths_at, padding_share
 from powertrain.records.findings import UNMEASURED, Evidence, Place
 from powertrain.shapes import QUANTILES
@@ -90,9 +90,19 @@ def padding_to_max_length(subject: Subject, where: Circumstances) -> Findings:
     share = 1 - data.block / longest if data and longest and data.kind != "blocks" and data.block < longest else None
     if (data is not None and data.kind == "blocks") or (share is not None and share < WORTH_PADDING):
         return                               # all have that length anyway
+    if subject.script is not None and _is_for_inference(subject.script, subject.settings[PADDING].place.line):
+        return
     yield found("moderate", PADDING, subject.settings.get(LONGEST), share=share,
                 tokens=data.block if data else None, expected=at_most(share, "the share of padding") if share else None,
                 edits=set_to(subject, PADDING, True) if _sees_a_batch(subject) else ())
+
+
+def _is_for_inference(script: Script, line: int) -> bool:
+    """Return whether the function around a line computes without gradients."""
+    around = [function for function in script.functions.values() if function.lineno <= line <= (function.end_lineno or 0)]
+    asked = [node for function in around for node in (*function.decorator_list, *(
+        item.context_expr for each in every(ast.With, function) for item in each.items))]
+    return any(last_name(getattr(node, "func", node)) in ("no_grad", "inference_mode") for node in asked)
 
 
 def _sees_a_batch(subject: Subject) -> bool:

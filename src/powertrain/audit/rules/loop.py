@@ -103,7 +103,8 @@ def synchronised_each_step(script: Script, subject: Subject, where: Circumstance
 @code_rule
 def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop empties the allocator's cache or collects garbage."""
-    calls = [call for step in step_code(script) for call in step.named(*EMPTYING) if not _leaves_after(script, call.node)]
+    calls = [call for step in step_code(script) for call in step.named(*EMPTYING) if not _leaves_after(script, call.node)
+             and not any(isinstance(around, ast.ExceptHandler) for around in script.ancestors(call.node))]
     # a snippet whose loop is somewhere else has an `if` that counts steps
     nodes = [call.node for call in calls] or [node for node in script.calls(*EMPTYING) if any(
         interval(condition.test) is not None and "step" in script.words(condition.test).lower()

@@ -45,6 +45,7 @@ OFFLOADS = ("deepspeed.zero_optimization.offload_optimizer.device", "deepspeed.z
 PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")     # accelerate's distributed types that shard nothing
 KEEPS_CHECKPOINTS_DTYPE = (5,)               # transformers: before, from_pretrained gave fp32 where no dtype was asked for
 CHECKPOINTS = known("checkpoints")
+SELDOM = 50                  # steps, beyond which the tens of milliseconds of an emptied cache are not felt
 
 
 def asked_for(subject: Subject, key: str) -> str:
@@ -223,7 +224,8 @@ def scaler_half_used(script: Script, subject: Subject, where: Circumstances) -> 
     made = next(script.calls("torch.amp.GradScaler", "torch.cuda.amp.GradScaler"), None) if steps else None
     missing = _missing_of_scaler(script, steps) if made is not None else ""
     if made is not None and missing:
-        yield found("moderate", made, *(call.node for call in steps[0].backward[:1]), case=missing)
+        yield found("low" if missing == "autocast" else "moderate", made, *(call.node for call in steps[0].backward[:1]),
+                    case=missing)
 
 
 def _missing_of_scaler(script: Script, steps: list[Step]) -> str:
@@ -277,8 +279,9 @@ def cache_while_training(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def cache_emptied(subject: Subject, where: Circumstances) -> Findings:
     """The trainer empties the allocator's cache every few steps."""
-    if subject.value(EMPTYING):
-        yield found("low" if where.on_cpu else "moderate", EMPTYING, edits=removed(subject, EMPTYING),
+    if every_steps := subject.value(EMPTYING):
+        seldom = isinstance(every_steps, int) and every_steps >= SELDOM
+        yield found("low" if where.on_cpu or seldom else "moderate", EMPTYING, edits=removed(subject, EMPTYING),
                     case="no GPU" if where.on_cpu else "")
 
 

@@ -28,9 +28,12 @@ ASKING = ("version", "TYPE_CHECKING", "available")             # in tests that s
 
 def of_unsloth(script: Script) -> bool:
     """Return whether unsloth stands in for what the script has of TRL: it is used, and imported first."""
-    lines = {name: [node.lineno for node in every(ast.ImportFrom, script.tree) if (node.module or "").partition(".")[0] == name]
-             for name in ("unsloth", "trl")}
-    return script.says(*UNSLOTH) and min(lines["unsloth"], default=0) <= min(lines["trl"], default=0)
+    first: dict[str, int] = {}
+    imported = [(node.lineno, item.name) for node in every(ast.Import, script.tree) for item in node.names]
+    imported += [(node.lineno, node.module or "") for node in every(ast.ImportFrom, script.tree)]
+    for line, name in sorted(imported):
+        first.setdefault(name.partition(".")[0], line)
+    return script.says(*UNSLOTH) and first.get("unsloth", 0) <= first.get("trl", len(script.lines))
 
 
 def since(where: Circumstances) -> Severity:
@@ -70,10 +73,16 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
 
 
 def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:
-    """Return whether a name is an argument that is passed, not a field that the script's own subclass adds."""
-    return script is None or not any(
-        isinstance(node.target, ast.Name) and node.target.id == name and isinstance(script.parents[node], ast.ClassDef)
-        and node.lineno == setting.place.line for node in script.every(ast.AnnAssign))
+    """Return whether a name is an argument that is passed to a trainer.
+
+    It may be a field that the script's own subclass adds, or an argument of Unsloth's from_pretrained, which has it still.
+    """
+    if script is None:
+        return True
+    fields = any(isinstance(node.target, ast.Name) and node.target.id == name and isinstance(script.parents[node], ast.ClassDef)
+                 and node.lineno == setting.place.line for node in script.every(ast.AnnAssign))
+    return not fields and not any(item.arg == name and script.place(item) == setting.place
+                                  for call in script.calls(".from_pretrained") for item in call.keywords)
 
 
 def _edits(subject: Subject, key: str, name: str) -> Edits:

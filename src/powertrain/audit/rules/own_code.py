@@ -156,7 +156,8 @@ def state_dict_patched(script: Script, subject: Subject, where: Circumstances) -
 def adapter_file_renamed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A run resumes from the adapter file of an older peft, which none writes any more."""
     names = [node for node in script.every(ast.Constant) if node.value == "adapter_model.bin"]
-    if names and script.has_call("torch.load") and not script.says("adapter_model.safetensors"):
+    written = any(node in script.behind(*call.args[1:2]) for call in script.calls("torch.save") for node in names)
+    if names and script.has_call("torch.load") and not script.says("adapter_model.safetensors") and not written:
         yield found(since(where), names[0])
 
 

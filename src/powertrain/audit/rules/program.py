@@ -46,6 +46,7 @@ HELD_OUT = ("val", "eval", "test")
 PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # in names of the number of processes
 PARTS = ("model", "tokenizer")
 OF_A_FUNCTION = frozenset(dir(is_tried))
+FOLDERS = ("model", "models", "checkpoint", "checkpoints", "ckpt", "ckpts", "output", "outputs", "results", "saved", "weights")
 NATIVE, BEGINS = tuple(known("native")), tuple(known("begins"))
 
 
@@ -78,7 +79,9 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         added = set(only_added_to(tree))
         lost = [node for node in reached if isinstance(node, ast.Name)
                 and (node in added or (bound is not None and node.id not in bound)) and node in inside
-                and not is_tried(script, node) and not is_annotation(script, node) and node.id not in script.unparsed]
+                and not is_tried(script, node) and not is_annotation(script, node) and node.id not in script.unparsed
+                and not any("version" in script.words(test.test) or "PY2" in script.words(test.test)
+                            for test in script.conditions(node))]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
@@ -154,6 +157,9 @@ def missing_arguments(script: Script, subject: Subject, where: Circumstances) ->
         function = script.called(call)
         if function is None or function.decorator_list or defined[function.name] > 1 or hides_arguments(call):
             continue
+        owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        if owner != "self" and any(kind not in script.classes for kind in script.kinds.get(owner, ())):
+            continue                         # elsewhere the name holds what a library has made
         spec = function.args
         names = [item.arg for item in (*spec.posonlyargs, *spec.args)]
         method = isinstance(script.parents.get(function), ast.ClassDef)
@@ -326,7 +332,8 @@ def remote_code_unpinned(subject: Subject, where: Circumstances) -> Findings:
 
 def _is_local(path: object) -> bool:
     """Return whether a path is of a folder, not of the hub."""
-    return isinstance(path, str) and (path.startswith((".", "/", "~")) or path.count("/") != 1)
+    return isinstance(path, str) and (path.startswith((".", "/", "~")) or path.count("/") != 1
+                                      or path.partition("/")[0] in FOLDERS)
 
 
 @code_rule_once

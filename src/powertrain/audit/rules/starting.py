@@ -89,7 +89,7 @@ def _configs(script: Script) -> Iterator[tuple[Path, bool]]:
 @code_rule
 def file_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The project's own command names a config that the project does not have."""
-    folders = {file.parent for file in project_files(script)}
+    folders = {(script.root or script.path.parent).resolve(), *(file.parent for file in project_files(script))}
     for command in commands(script):
         if re.search(r"\bcd\s+[/$~]", text_of(Path(command.place.file))):
             continue                                     # it is started somewhere else
@@ -164,6 +164,7 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
             or file.parent.name == "requirements"]
     lists = [file for file in near if file.suffix == ".txt" and "requirements" in (file.parent.name, file.name[:12])]
     said = "\n".join(text_of(file).lower() for file in near if file.suffix in SAYING or file.name.startswith(OTHERS))
+    said += "".join(re.findall(r"pip install[^\n]*\n[^\n]*", script.own_text.lower()))
     if not lists or not any(name in said for name in ("torch", "transformers")) or any(name in said for name in BRINGING):
         return                               # the list is of something else, or a framework brings what it needs
     lost: dict[str, ast.AST] = {}
