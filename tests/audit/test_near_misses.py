@@ -260,6 +260,11 @@ OPTION, FIRST, LAST = "'--kind'", "if told.kind == 'a'", "print(width)\n"
 IN_FUNCTION = KIND.replace(FIRST, "def made(kind):\n  if kind == 'a'").replace("    width", "      width").replace(
     "elif told.", "  elif ").replace("else:\n    print", "  else:\n      print").replace(
         LAST, "  print(width)\nmade(told.kind)\n")
+METHOD = KIND.partition(FIRST)[0] + "class Own:\n  def made(self, kind):\n    if kind == 'a':\n      width = 8\n    else:\n" \
+    "      print(kind)\n    print(width)\nown = Own()\nown.made(told.kind)\n" + ARGUMENTS
+IN_LOOP = METHOD.partition("class")[0] + "for kind in kinds:\n  if kind not in 'ab':\n    pass\n  if kind == 'a':\n" \
+    "    width = 8\n  else:\n    print(kind)\n  print(width)\n" + ARGUMENTS
+DASHED = KIND.replace("kind", "the_kind").replace("'--the_kind'", "'--the-kind'")
 HALF = HEAD + CHOSEN.partition("if told")[0].replace(OPTION, "'--half', action='store_true'") + (
     "if told.half:\n    scale = 2\nprint(scale)\n" + ARGUMENTS)
 GPUS = HEAD + "if torch.cuda.is_available():\n    place = 'cuda'\nprint(place)\n" + ARGUMENTS
@@ -278,8 +283,12 @@ GPUS = HEAD + "if torch.cuda.is_available():\n    place = 'cuda'\nprint(place)\n
     (KIND, LAST, ""), (KIND, "width = 16", "other = 16"), (KIND, HEAD, f"# In[1]:\n{HEAD}"),
     (KIND, "else:\n    print('kind?')", "else:\n    pass"),
     (IN_FUNCTION, "made(told.kind)", "made('a')"), (IN_FUNCTION, "made(kind):", "made(kind, width=8):"),
-    (IN_FUNCTION, "  if kind", "  for kind in ('a', 'b'):\n   if kind"),
-    (IN_FUNCTION, "if kind", "if kind == 'c':\n    return\n  if kind"),
+    (IN_FUNCTION, "  if kind", "  if kind == 'c':\n    return\n  if kind"), (METHOD, "own.made(told.kind)", "own.made('a')"),
+    (IN_FUNCTION, "made(kind)", "made(kind: Literal['a', 'b'])"), (DASHED, "-kind'", "-kind', choices=['a', 'b']"),
+    (IN_LOOP, "pass", "continue"), (IN_LOOP, "pass", "break"), (IN_LOOP, "in kinds", "in ('a', 'b')"),
+    (IN_LOOP, "in kinds", "in ['a', 'b']"), (KIND, FIRST, f"class Told:\n    kind: Literal['a', 'b']\n{FIRST}"),
+    (KIND, FIRST, f"class Told:\n    kind = 'a'\n{FIRST}"), (KIND, "print('kind?')", "stop('kind?')"),
+    (KIND, KIND, KIND.replace(LAST, "").replace(FIRST, LAST + FIRST)), (HALF, "told.half:", "half:"),
     (HALF, ", action='store_true'", ""), (HALF, ", action='store_true'", ", action='store_true', default=True"),
     (HALF, "print(scale)", "if told.half:\n    print(scale)"),
     (HALF, "print(scale)", "asked = told.half\nif asked:\n    print(scale)"), (HALF, "if told", "told.half = True\nif told"),
@@ -293,8 +302,14 @@ def test_a_name_may_have_a_value_in_all_cases_that_come(text: str, old: str, new
 
 
 @pytest.mark.parametrize(("text", "old", "new"), [
-    (HALF, "print(scale)", "if told.rate:\n    print(scale)"), (GPUS, "is_available()", "device_count() > 1")])
-def test_other_conditions_and_counts_of_gpus_change_nothing(text: str, old: str, new: str, tmp_path: Path) -> None:
+    (HALF, "print(scale)", "if told.rate:\n    print(scale)"), (GPUS, "is_available()", "device_count() > 1"),
+    (KIND, FIRST, f"import sizes\n{FIRST}"), (KIND, "width = 8", "width = 8\n    if told.kind:\n        raise ValueError"),
+    (GPUS, GPUS, GPUS.replace("if torch", "if ready:\n  if torch").replace("print", "  print")),
+    (KIND, FIRST, f"if told.rate > 3:\n    raise ValueError\n{FIRST}"), (HALF.replace("told.half", "told.half_way"), "'--half'",
+                                                                          "'--half-way'"),
+    (KIND, FIRST, f"parser.add_argument('--rate', choices=[1, 2])\n{FIRST}")])
+def test_other_conditions_and_other_modules_change_nothing(text: str, old: str, new: str, tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text("width = 4\n", encoding="utf-8")
     assert found("given_in_some_cases", text.replace(old, new), tmp_path)
 
 
@@ -314,6 +329,11 @@ CALL = "engine, *_"
 def test_what_the_engine_of_deepspeed_takes(text: str, old: str, new: str, tmp_path: Path) -> None:
     assert old in text
     assert [bool(found("engine_refused", each, tmp_path)) for each in (text, text.replace(old, new))] == [True, False]
+
+
+def test_changes_of_other_tables_do_not_count(tmp_path: Path) -> None:
+    for more in ("others['bf16'] = {}", "def told(rows):\n    return rows\ntold(data)"):
+        assert found("engine_refused", AUTO.replace(CALL, f"{more}\n{CALL}"), tmp_path)
 
 
 WHOLE = loop(*PLAIN, before="class Net(nn.Module):\n    pass\nnet = Net()\n",
@@ -336,7 +356,7 @@ BY_FUNCTIONS = WHOLE.replace("torch.save(net, 'model.pt')\nagain = torch.load('m
     (LISTED, "append(Row())", "append(vars(Row()))"), (LISTED, "append(Row())", "append(1)"),
     (LISTED, "made.append(Row())", "made.append(Row())\n    made = len(made)"), (LISTED, "return made", "return str(made)"),
     (LISTED, "torch.save", "rows = [vars(row) for row in rows]\ntorch.save"), (LISTED, "made.append", "made.remove"),
-    (LISTED, "made.append", "kept.append"),
+    (LISTED, "made.append", "kept.append"), (LISTED, "    return made", "    if data:\n        return\n    return made"),
     (BY_FUNCTIONS.format(first="", more="", name="'model.pt'"), "'model.pt'", "path"),
     (BY_FUNCTIONS.format(first="where = 'x.pt'\n", more="", name="where"), "def save(", "def save(net, ")])
 def test_what_is_saved_whole_may_be_loaded(text: str, old: str, new: str, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_modules_may_be_found_all_the_same(name: str, text: str, tmp_path: Path)
 
 @pytest.mark.parametrize(("line", "more"), [
     ("import sys\nsys.path.append('.')\nimport sizes\n", ""), ("try:\n    import sizes\nexcept ImportError:\n    pass\n", ""),
-    ("if later:\n    import sizes\n", ""), ("from .. import sizes\n", ""), ("import json\n", ""),
+    ("if later:\n    import sizes\n", ""), ("from ..sizes import x\n", ""), ("import json\n", ""),
     ("import pytest\n", "pytest")])
 def test_imports_that_may_work(line: str, more: str, tmp_path: Path) -> None:
     code = project(tmp_path, run=PLAIN, **{more or "sizes": ""})
@@ -64,6 +64,10 @@ def test_a_dotted_name_begins_at_a_folder_below_the_root(tmp_path: Path) -> None
     text = TOOLS.replace("import sizes", "from kit import sizes")
     assert not found("modules_out_of_reach", text, tmp_path / "src" / "kit")
     assert found("modules_out_of_reach", TOOLS, tmp_path / "src" / "kit")
+    project(tmp_path, run="python -m other.train\n")
+    assert not found("modules_out_of_reach", TOOLS, tmp_path / "src" / "kit")
+    project(tmp_path, run="python -m src.kit.train\n")
+    assert found("modules_out_of_reach", text, tmp_path / "src" / "kit")
 
 
 HANDBOOK = OF_CLASSES.replace("from transformers import Hf", "from alignment import DataArguments, H4").replace(

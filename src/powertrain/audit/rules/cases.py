@@ -40,7 +40,7 @@ def given_in_some_cases(script: Script, subject: Subject, where: Circumstances) 
         for name in sorted(in_all - free):
             uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
             read = next((node for node in sorted(uses, key=lambda each: each.lineno) if node.lineno > (first.end_lineno or 0)
-                         and isinstance(node.ctx, ast.Load) and _is_read_in_all(script, node, first, switch)), None)
+                         and _is_read_in_all(script, node, first, switch)), None)
             if read is not None and all(script.is_within(node, first) for node in uses if not isinstance(node.ctx, ast.Load)):
                 yield found("critical", read, others[0] if only_says else first, name=name, switch=switch,
                             case="" if only_says else "switch" if switch else "hardware")

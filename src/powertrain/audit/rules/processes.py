@@ -220,7 +220,7 @@ def _is_same_file(script: Script, save: ast.Call, load: ast.Call) -> bool:
     files = [argument(save, "f", 1), argument(load, "f", 0)]
     around = [script.function(call) for call in (save, load)]
     own = {name for function in around if function is not None for name in bound_names(function)}
-    return all(files) and len({script.words(file) for file in files if file is not None}) == 1 and (
+    return len({script.words(file) for file in files if file is not None}) == 1 and (
         around[0] is around[1] or not any(names_in(file) & own for file in files if file is not None))
 
 

@@ -142,11 +142,13 @@ def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances)
         return
     base = own.parent if started else own.parents[dotted.count(".")]
     for node in script.nodes:
-        names = [(item.name, item.name) for item in node.names] if isinstance(node, ast.Import) else [
-            ("", node.module)] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
-        for key, name in names:
+        names = [((item.name,), item.name) for item in node.names] if isinstance(node, ast.Import) else [
+            (("", *(item.name for item in node.names)), node.module)] if isinstance(
+                node, ast.ImportFrom) and node.module and not node.level else []
+        for keys, name in names:
             first = name.partition(".")[0]
-            elsewhere = (node, key) in script.project and not any((base / each).exists() for each in (first, f"{first}.py"))
+            ours = any((node, key) in script.project for key in keys)
+            elsewhere = ours and not any((base / each).exists() for each in (first, f"{first}.py"))
             if elsewhere and not is_installed(first) and not is_tried(script, node) and not script.conditions(node):
                 told = Evidence(" ".join(started[0].starter + (own.name,)), started[0].place) if started else None
                 yield found("critical", node, *([told] if told else []), name=name, folder=shown(script, base))
