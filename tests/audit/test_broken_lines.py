@@ -21,6 +21,7 @@ STARTED = TRAINING + MODEL + "args = TrainingArguments('out')\nTrainer(model, ar
 @pytest.mark.parametrize(("text", "read", "left_out"), [
     ("a = 1\nelse :\n    b = 2\n", "a = 1\nif True:\n    b = 2", "else :\n"),
     ("a = 1\n    b = 2\nc = 3\n", "a = 1\nb = 2\nc = 3", ""), ("for a in b\n    c()\n", "for a in b:\n    c()", ""),
+    ("if a:\n    b()\n\n        c()\n", "if a:\n    b()\n    c()", ""),
     ("a(1))\nb()\n", "a(1)\nb()", ""), ("a = [1\nb()\n", "a = [1]\nb()", ""), ("a(\n  b=1,\n", "b = (1,)", "a(\n"),
     ("def a():\nb()\n", "b()", "def a():\n"), ("if a:\n\tb()\n        c()\n", "if a:\n    b()", "        c()\n"),
     ("a b\nreturn = 3\nc()\n", "c()", "a b\nreturn = 3\n")])

@@ -159,6 +159,7 @@ def test_data_of_llama_factory_stand_in_the_projects_own_list(names: str, lost: 
     assert found("data_not_defined", text.replace(names, "identity"), tmp_path) == []           # LLaMA-Factory brings it
     assert found("data_not_defined", text + "dataset_dir: elsewhere\n", tmp_path) == []
     assert len(found("data_not_defined", text.replace(names, "identity") + "dataset_dir: data\n", tmp_path)) == 1
+    assert found("data_not_defined", FACTORY.replace("dataset: rows\n", ""), tmp_path) == []
     (tmp_path / "data" / "dataset_info.json").unlink()
     assert found("data_not_defined", text, tmp_path) == []
 

@@ -58,7 +58,7 @@ def parsed_in_part(text: str) -> tuple[ast.Module, str]:
                 break
             above = next((each for each in reversed(lines[:at]) if each.strip()), "")
             before, lines[at] = lines[at], "" if at in broken else _mended(lines[at], above, error)
-            if at not in broken and error.msg == "unexpected indent":
+            if error.msg == "unexpected indent":
                 moved[at + 1] = len(before) - len(lines[at])
             broken.setdefault(at, before)
     raise first or SyntaxError("no line of it can be parsed")
