@@ -30,8 +30,9 @@ def test_broken_lines_are_mended_or_left_out(text: str, read: str, left_out: str
     assert (ast.unparse(tree), unparsed) == (read, left_out)
 
 
-def test_a_line_that_is_moved_keeps_its_columns(tmp_path: Path) -> None:
-    broken = loop(*PLAIN, "total += loss.item()").replace("        total", "           total")
+@pytest.mark.parametrize("line", ["           total += loss.item()", "        total += (1)) * loss.item()"])
+def test_a_line_that_is_mended_keeps_its_columns(line: str, tmp_path: Path) -> None:
+    broken = loop(*PLAIN, "total += loss.item()").replace("        total += loss.item()", line)
     assert [item.what for each in found("item_each_step", broken, tmp_path) for item in each.evidence] == ["loss.item()"]
 
 

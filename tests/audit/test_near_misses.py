@@ -307,7 +307,7 @@ def test_a_name_may_have_a_value_in_all_cases_that_come(text: str, old: str, new
     (GPUS, GPUS, GPUS.replace("if torch", "if ready:\n  if torch").replace("print", "  print")),
     (KIND, FIRST, f"if told.rate > 3:\n    raise ValueError\n{FIRST}"), (HALF.replace("told.half", "told.half_way"), "'--half'",
                                                                           "'--half-way'"),
-    (KIND, FIRST, f"parser.add_argument('--rate', choices=[1, 2])\n{FIRST}")])
+    (KIND, FIRST, f"one, two = 1, 2\n{FIRST}"), (KIND, FIRST, f"parser.add_argument('--rate', choices=[1, 2])\n{FIRST}")])
 def test_other_conditions_and_other_modules_change_nothing(text: str, old: str, new: str, tmp_path: Path) -> None:
     (tmp_path / "sizes.py").write_text("width = 4\n", encoding="utf-8")
     assert found("given_in_some_cases", text.replace(old, new), tmp_path)
