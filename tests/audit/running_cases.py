@@ -30,6 +30,11 @@ QUANTISED = ("from peft import LoraConfig\nfrom transformers import BitsAndBytes
              "bits = BitsAndBytesConfig(load_in_4bit=True)\n"
              "model = AutoModelForCausalLM.from_pretrained('gpt2', quantization_config=bits)\n"
              "SFTTrainer(model, args=SFTConfig('out', {precision}=True), peft_config=LoraConfig(), train_dataset=rows)\n")
+CHOSEN = ("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--kind')\ntold = parser.parse_args()\n"
+          "if told.kind == 'a':\n    width = 8\nelif told.kind == 'b':\n    width = 16\nelse:\n    {other}\n"
+          "print(width)\n" + ARGUMENTS)
+ENGINE = ("import deepspeed\nsettings = {{'train_batch_size': 8, 'zero_optimization': {{'stage': {stage}}}}}\n"
+          "engine, *_ = deepspeed.initialize(model=model, config=settings)\nengine.backward(engine(data))\n")
 # rule -> (a script where it fires, its near miss)
 RUNNING_CASES: dict[str, tuple[str, str]] = {
     "arguments_not_taken": (HEAD + "from peft import LoraConfig\nLoraConfig(r=8, rank=8)\n" + ARGUMENTS,
@@ -50,6 +55,8 @@ RUNNING_CASES: dict[str, tuple[str, str]] = {
                              HEAD + MADE + LOGGED.format(more="    else:\n        writer = None\n") + "train()\n"),
     "rank_as_device": (loop(*PLAIN, before=PARALLEL + "torch.cuda.set_device(dist.get_rank())\n"),
                        loop(*PLAIN, before=PARALLEL + "torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())\n")),
+    "given_in_some_cases": (HEAD + CHOSEN.format(other="print('kind?')"), HEAD + CHOSEN.format(other="raise ValueError(told)")),
+    "engine_refused": (HEAD + MADE + ENGINE.format(stage=2), HEAD + MADE + ENGINE.format(stage=3)),
     "scaler_refuses_bf16": (HEAD + QUANTISED.format(precision="fp16"), HEAD + QUANTISED.format(precision="bf16")),
     "trainer_never_trains": (HEAD + HF + ARGUMENTS + "if __name__ == '__main__':\n    trainer = Trainer(model, args)\n",
                              HEAD + HF + ARGUMENTS + "trainer = Trainer(model, args)\n"),

@@ -25,6 +25,7 @@ OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused",
                 "packages_unlisted", "column_not_there", "answers_alone", "rank_under_other_name",
                 "labels_by_old_name",
                 "template_of_other_model", "data_given_twice", "placeholder_left", "components_moved", "evaluation_never",
+                "modules_out_of_reach", "template_unknown",
                 "format_gone", "settings_refused", "data_refused", "data_not_defined", "targets_missing")
 KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases", "rests_on",
         "gives_way_to"}

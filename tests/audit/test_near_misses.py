@@ -6,11 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
-from code_cases import HEAD, PLAIN, loop
+from code_cases import ARGUMENTS, HEAD, MADE, PLAIN, loop
 from network_cases import SHAPED, TURNED
 from program_cases import FROM_CHECKPOINTS, MAPPED_EARLY
+from running_cases import CHOSEN, ENGINE
 from test_trl_rules import OF_ROWS, PARSED, TODAY, YEARS_AGO, found
 from trl_cases import ASKED_FOR, FORMATTED, HF, KTO, SFT, TAKEN
+
+from powertrain.audit.subject import Circumstances
+from powertrain.records import Software
 
 UNSLOTH = "from unsloth import FastLanguageModel\n"
 GIVES_MANY = FORMATTED.format(given="texts") + HF + SFT.format(args="", more=", formatting_func=told")
@@ -249,3 +253,121 @@ def test_places_in_commands_are_shown_as_the_scripts_own(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     made = found("file_missing", HEAD + HF + SFT.format(args="", more=""), Path("work"))
     assert str(made[0].evidence[0].place) == "work/run.sh:1"
+
+
+KIND = HEAD + CHOSEN.format(other="print('kind?')")
+OPTION, FIRST, LAST = "'--kind'", "if told.kind == 'a'", "print(width)\n"
+IN_FUNCTION = KIND.replace(FIRST, "def made(kind):\n  if kind == 'a'").replace("    width", "      width").replace(
+    "elif told.", "  elif ").replace("else:\n    print", "  else:\n      print").replace(
+        LAST, "  print(width)\nmade(told.kind)\n")
+METHOD = KIND.partition(FIRST)[0] + "class Own:\n  def made(self, kind):\n    if kind == 'a':\n      width = 8\n    else:\n" \
+    "      print(kind)\n    print(width)\nown = Own()\nown.made(told.kind)\n" + ARGUMENTS
+IN_LOOP = METHOD.partition("class")[0] + "for kind in kinds:\n  if kind not in 'ab':\n    pass\n  if kind == 'a':\n" \
+    "    width = 8\n  else:\n    print(kind)\n  print(width)\n" + ARGUMENTS
+DASHED = KIND.replace("kind", "the_kind").replace("'--the_kind'", "'--the-kind'")
+HALF = HEAD + CHOSEN.partition("if told")[0].replace(OPTION, "'--half', action='store_true'") + (
+    "if told.half:\n    scale = 2\nprint(scale)\n" + ARGUMENTS)
+GPUS = HEAD + "if torch.cuda.is_available():\n    place = 'cuda'\nprint(place)\n" + ARGUMENTS
+
+
+@pytest.mark.parametrize(("text", "old", "new"), [
+    (KIND, "print('kind?')", "parser.error('kind?')"), (KIND, "print('kind?')", "print('kind?')\n    raise SystemExit"),
+    (KIND, OPTION, "'--kind', choices=['a', 'b']"), (KIND, FIRST, f"assert told.kind in 'ab'\n{FIRST}"),
+    (KIND, FIRST, f"if told.kind not in 'ab':\n    raise ValueError\n{FIRST}"),
+    (KIND, LAST, f"if told.kind not in 'ab':\n    exit(2)\n{LAST}"),
+    (KIND, FIRST, f"told.kind = 'a'\n{FIRST}"), (KIND, FIRST, f"width = 4\n{FIRST}"),
+    (KIND, FIRST, f"def early():\n    global width\n    width = 4\nearly()\n{FIRST}"),
+    (KIND, FIRST, f"from sizes import width\n{FIRST}"), (KIND, FIRST, f"def width():\n    pass\n{FIRST}"),
+    (KIND, LAST, "try:\n    print(width)\nexcept NameError:\n    pass\n"), (KIND, LAST, "if told.rate:\n    print(width)\n"),
+    (KIND, LAST, "print(width if told.rate else 8)\n"), (KIND, LAST, "print(told.rate and width)\n"),
+    (KIND, LAST, ""), (KIND, "width = 16", "other = 16"), (KIND, HEAD, f"# In[1]:\n{HEAD}"),
+    (KIND, "else:\n    print('kind?')", "else:\n    pass"),
+    (IN_FUNCTION, "made(told.kind)", "made('a')"), (IN_FUNCTION, "made(kind):", "made(kind, width=8):"),
+    (IN_FUNCTION, "  if kind", "  if kind == 'c':\n    return\n  if kind"), (METHOD, "own.made(told.kind)", "own.made('a')"),
+    (IN_FUNCTION, "made(kind)", "made(kind: Literal['a', 'b'])"), (DASHED, "-kind'", "-kind', choices=['a', 'b']"),
+    (IN_LOOP, "pass", "continue"), (IN_LOOP, "pass", "break"), (IN_LOOP, "in kinds", "in ('a', 'b')"),
+    (IN_LOOP, "in kinds", "in ['a', 'b']"), (KIND, FIRST, f"class Told:\n    kind: Literal['a', 'b']\n{FIRST}"),
+    (KIND, FIRST, f"class Told:\n    kind = 'a'\n{FIRST}"), (KIND, "print('kind?')", "stop('kind?')"),
+    (KIND, KIND, KIND.replace(LAST, "").replace(FIRST, LAST + FIRST)), (HALF, "told.half:", "half:"),
+    (HALF, ", action='store_true'", ""), (HALF, ", action='store_true'", ", action='store_true', default=True"),
+    (HALF, "print(scale)", "if told.half:\n    print(scale)"),
+    (HALF, "print(scale)", "asked = told.half\nif asked:\n    print(scale)"), (HALF, "if told", "told.half = True\nif told"),
+    (HALF, "if told.half:\n    scale = 2\n", "more = 0\nif told.half:\n    scale = 2\n    more = 1\nif more:\n    "),
+    (HALF, "if told", "parser.set_defaults(half=True)\nif told"), (HALF, "\nprint", "\nelse:\n    raise SystemExit\nprint"),
+    (GPUS, "available()", "available() or told"), (GPUS, "\nprint", "\nelse:\n    raise SystemExit\nprint"),
+    (GPUS, "if torch", "assert torch.cuda.device_count()\nif torch"), (GPUS, "torch.cuda.is_available()", "ready()")])
+def test_a_name_may_have_a_value_in_all_cases_that_come(text: str, old: str, new: str, tmp_path: Path) -> None:
+    assert old in text
+    assert [bool(found("given_in_some_cases", each, tmp_path)) for each in (text, text.replace(old, new))] == [True, False]
+
+
+@pytest.mark.parametrize(("text", "old", "new"), [
+    (HALF, "print(scale)", "if told.rate:\n    print(scale)"), (GPUS, "is_available()", "device_count() > 1"),
+    (KIND, FIRST, f"import sizes\n{FIRST}"), (KIND, "width = 8", "width = 8\n    if told.kind:\n        raise ValueError"),
+    (GPUS, GPUS, GPUS.replace("if torch", "if ready:\n  if torch").replace("print", "  print")),
+    (KIND, FIRST, f"if told.rate > 3:\n    raise ValueError\n{FIRST}"), (HALF.replace("told.half", "told.half_way"), "'--half'",
+                                                                          "'--half-way'"),
+    (KIND, FIRST, f"one, two = 1, 2\n{FIRST}"), (KIND, FIRST, f"parser.add_argument('--rate', choices=[1, 2])\n{FIRST}")])
+def test_other_conditions_and_other_modules_change_nothing(text: str, old: str, new: str, tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text("width = 4\n", encoding="utf-8")
+    assert found("given_in_some_cases", text.replace(old, new), tmp_path)
+
+
+TWO = HEAD + MADE + ENGINE.format(stage=2)
+AUTO = TWO.replace("'train_batch_size': 8", "'bf16': {'enabled': 'auto'}").replace("'stage': 2", "'stage': 3")
+CALL = "engine, *_"
+
+
+@pytest.mark.parametrize(("text", "old", "new"), [
+    (TWO, "config=", "optimizer=optimizer, config="), (TWO, "initialize(model=model", "initialize(None, model, optimizer"),
+    (TWO, "config=", "**more, config="), (TWO, "'train_batch_size': 8", "'optimizer': {'type': 'AdamW'}"),
+    (TWO, "'train_batch_size': 8", "**more"), (TWO, CALL, f"settings = settings_of(model)\n{CALL}"),
+    (TWO, "'stage': 2", "'stage': int(stage)"), (TWO, "config=settings", "config=other"), (TWO, "{'stage': 2}", "None"),
+    (AUTO, CALL, f"settings['bf16']['enabled'] = True\n{CALL}"), (AUTO, CALL, f"settings.update(bf16={{}})\n{CALL}"),
+    (AUTO, CALL, f"def fill(told):\n    told['bf16'] = {{}}\nfill(settings)\n{CALL}"),
+    (AUTO, "{'bf16'", "{'autotuning': {'enabled': True}, 'bf16'"), (AUTO, "'bf16': {'enabled'", "'pipeline': {'stages'")])
+def test_what_the_engine_of_deepspeed_takes(text: str, old: str, new: str, tmp_path: Path) -> None:
+    assert old in text
+    assert [bool(found("engine_refused", each, tmp_path)) for each in (text, text.replace(old, new))] == [True, False]
+
+
+def test_changes_of_other_tables_do_not_count(tmp_path: Path) -> None:
+    for more in ("others['bf16'] = {}", "def told(rows):\n    return rows\ntold(data)"):
+        assert found("engine_refused", AUTO.replace(CALL, f"{more}\n{CALL}"), tmp_path)
+
+
+WHOLE = loop(*PLAIN, before="class Net(nn.Module):\n    pass\nnet = Net()\n",
+             after="torch.save(net, 'model.pt')\nagain = torch.load('model.pt')\n")
+LISTED = loop(*PLAIN, before="class Row:\n    pass\ndef told():\n    made = []\n    made.append(Row())\n    return made\n"
+              "rows = told()\n", after="torch.save(rows, 'rows.pt')\nagain = torch.load('rows.pt')\n")
+BY_FUNCTIONS = WHOLE.replace("torch.save(net, 'model.pt')\nagain = torch.load('model.pt')", (
+    "{first}def save({more}path):\n    torch.save(net, {name})\ndef load(path):\n    return torch.load({name})\n"
+    "save(*'a')\nload('b')"))
+
+
+@pytest.mark.parametrize(("text", "old", "new"), [
+    (WHOLE, "load('model.pt'", "load('model.pt', weights_only=False"), (WHOLE, "load('model.pt'", "load('model.pt', **more"),
+    (WHOLE, "load('model.pt'", "load('other.pt'"), (WHOLE, "save(net", "save(net.state_dict()"),
+    (WHOLE, "torch.save", "torch.load = told\ntorch.save"),
+    (WHOLE, "torch.save", "torch.serialization.add_safe_globals([Net])\ntorch.save"),
+    (WHOLE, "torch.save", "os.environ['TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'] = '1'\ntorch.save"),
+    (WHOLE, "again = torch.load('model.pt')", "try:\n    torch.load('model.pt')\nexcept OSError:\n    pass"),
+    (WHOLE, "torch.save", "net = net.state_dict()\ntorch.save"), (WHOLE, "torch.save(net, ", "torch.save(obj, "),
+    (LISTED, "append(Row())", "append(vars(Row()))"), (LISTED, "append(Row())", "append(1)"),
+    (LISTED, "made.append(Row())", "made.append(Row())\n    made = len(made)"), (LISTED, "return made", "return str(made)"),
+    (LISTED, "torch.save", "rows = [vars(row) for row in rows]\ntorch.save"), (LISTED, "made.append", "made.remove"),
+    (LISTED, "made.append", "kept.append"), (LISTED, "    return made", "    if data:\n        return\n    return made"),
+    (BY_FUNCTIONS.format(first="", more="", name="'model.pt'"), "'model.pt'", "path"),
+    (BY_FUNCTIONS.format(first="where = 'x.pt'\n", more="", name="where"), "def save(", "def save(net, ")])
+def test_what_is_saved_whole_may_be_loaded(text: str, old: str, new: str, tmp_path: Path) -> None:
+    assert old in text
+    assert [bool(found("own_objects_refused", each, tmp_path)) for each in (text, text.replace(old, new))] == [True, False]
+    older = Circumstances(software=Software({"torch": "2.5.0"}, {}))
+    assert not found("own_objects_refused", text, tmp_path, older)
+
+
+def test_loaded_and_saved_in_one_function_is_one_file(tmp_path: Path) -> None:
+    text = WHOLE.replace("torch.save(net, 'model.pt')\nagain = torch.load('model.pt')", (
+        "def again(path):\n    torch.save(net, path)\n    return torch.load(path)\nagain('x.pt')"))
+    assert found("own_objects_refused", text, tmp_path)
+    assert found("own_objects_refused", text.replace("= Net()", "= AutoTokenizer.from_pretrained('gpt2')"), tmp_path)

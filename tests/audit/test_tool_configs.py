@@ -158,6 +158,26 @@ def test_data_of_llama_factory_stand_in_the_projects_own_list(names: str, lost: 
     assert len(found("data_not_defined", text, tmp_path)) == bool(lost)
     assert found("data_not_defined", text.replace(names, "identity"), tmp_path) == []           # LLaMA-Factory brings it
     assert found("data_not_defined", text + "dataset_dir: elsewhere\n", tmp_path) == []
+    assert len(found("data_not_defined", text.replace(names, "identity") + "dataset_dir: data\n", tmp_path)) == 1
+    assert found("data_not_defined", FACTORY.replace("dataset: rows\n", ""), tmp_path) == []
+    (tmp_path / "data" / "dataset_info.json").unlink()
+    assert found("data_not_defined", text, tmp_path) == []
+
+
+def test_data_of_other_tools_stand_in_no_such_list(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text("{}", encoding="utf-8")
+    assert found("data_not_defined", FACTORY, tmp_path)
+    assert found("data_not_defined", AXOLOTL, tmp_path) == []
+
+
+@pytest.mark.parametrize(("template", "folder", "fires"), [
+    ("phi3", "src", True), ("qwen", "src", False), ("phi3", "src/llamafactory", False), ("phi3", "src/llmtuner", False),
+    ("${TEMPLATE}", "src", False), ("null", "src", False)])
+def test_llama_factory_has_templates_of_some_names(template: str, folder: str, fires: bool, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    assert bool(found("template_unknown", FACTORY.replace("qwen", template), tmp_path)) == fires
+    assert not found("template_unknown", AXOLOTL + f"chat_template: {template}\n", tmp_path)
 
 
 @pytest.mark.parametrize(("model", "targets", "severity"), [

@@ -8,7 +8,8 @@ from pathlib import Path
 from powertrain.records import WrongUse
 
 MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
-MOST_UNPARSED = 50           # lines that are left out of a script; with more, it is another language or an older Python
+MOST_UNPARSED = 50           # broken lines of a script; with more, it is another language or an older Python
+NO_HEADER = "if True:"                       # stands for a broken `else:`, above lines that can be read
 LACKS_BODY = re.compile(r"expected an indented block after .* on line (\d+)")
 LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
 
@@ -36,31 +37,54 @@ def parsed(text: str) -> ast.Module:
 
 
 def parsed_in_part(text: str) -> tuple[ast.Module, str]:
-    """Return the syntax of a script without the lines that Python cannot parse, and these lines.
+    """Return the syntax of a script as far as Python can parse it, and the lines that are not in it.
 
-    A line too far to the right is read where the one above stands, and a broken `else:` becomes `if True:`. Raises the first
-    SyntaxError where too many lines would be left out.
+    A line that Python cannot parse is mended where its fault is plain, and left out where that does not help. Raises the first
+    SyntaxError where too many lines are broken.
     """
     lines = text.split("\n")
-    left_out: dict[int, str] = {}
+    broken: dict[int, str] = {}
+    moved: dict[int, int] = {}               # line -> how far it was moved to the left
     first: SyntaxError | None = None
     for _ in range(MOST_UNPARSED):
         try:
-            return parsed("\n".join(lines)), "\n".join(left_out.values())
+            tree = _moved_back(parsed("\n".join(lines)), moved)
+            return tree, "".join(f"{line}\n" for at, line in broken.items() if lines[at].strip() in ("", NO_HEADER))
         except SyntaxError as error:
             first = first or error
             header = LACKS_BODY.match(error.msg)
             at = int(header[1] if header else error.lineno or 1) - 1
-            if not 0 <= at < len(lines):
+            if at >= len(lines):             # Python also ends a line at a carriage return
                 break
-            is_new, line = at not in left_out, lines[at]
-            left_out.setdefault(at, line)
             above = next((each for each in reversed(lines[:at]) if each.strip()), "")
-            if is_new and error.msg == "unexpected indent":
-                lines[at] = above[:len(above) - len(above.lstrip())] + line.lstrip()
-            else:
-                lines[at] = re.sub(r"\S.*", "if True:", line, count=1) if is_new and line.rstrip().endswith(":") else ""
+            before, lines[at] = lines[at], "" if at in broken else _mended(lines[at], above, error)
+            if error.msg == "unexpected indent":
+                moved[at + 1] = len(before) - len(lines[at])
+            broken.setdefault(at, before)
     raise first or SyntaxError("no line of it can be parsed")
+
+
+def _mended(line: str, above: str, error: SyntaxError) -> str:
+    """Return what is read in place of a line that Python cannot parse; columns stay where they are."""
+    said, at, end = error.msg, error.offset or 1, line.rstrip()
+    if said == "unexpected indent":
+        return above[:len(above) - len(above.lstrip())] + line.lstrip()
+    if said == "expected ':'":
+        return f"{end}:"
+    if said.startswith("unmatched"):
+        return f"{line[:at - 1]} {line[at:]}"
+    if said.endswith("was never closed") and not end.endswith(("(", "[", "{", ",")):
+        return end + {"(": ")", "[": "]", "{": "}"}[said[1]]
+    return re.sub(r"\S.*", NO_HEADER, line, count=1) if end.endswith(":") else ""
+
+
+def _moved_back(tree: ast.Module, moved: dict[int, int]) -> ast.Module:
+    """Return the syntax with the columns of lines that were moved to the left as the text has them."""
+    for node in ast.walk(tree):
+        for line, column in (("lineno", "col_offset"), ("end_lineno", "end_col_offset")):
+            if by := moved.get(getattr(node, line, 0)):
+                setattr(node, column, getattr(node, column) + by)
+    return tree
 
 
 def imports(tree: ast.Module) -> dict[str, str]:

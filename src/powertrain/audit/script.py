@@ -69,7 +69,7 @@ class Script:
     kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)    # variable -> what made it: "….from_pretrained"
     trained: frozenset[str] = frozenset()    # what made the model that a Trainer is given
     modules: tuple[Module, ...] = ()
-    unparsed: str = ""                       # lines that Python cannot parse
+    unparsed: str = ""                       # lines that Python cannot parse, and that are left out
     notes: tuple[str, ...] = ()              # what of the project is not read, each with its cure
     project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
     root: Path | None = None                 # the project's folder
@@ -248,7 +248,8 @@ class Script:
 
     def assigned(self, node: ast.AST) -> list[ast.expr]:
         """Return the values that are assigned to a name or attribute anywhere."""
-        return self._assigned.get(self._dotted(node), [])
+        name = self._dotted(node)
+        return self._assigned.get(name, []) if name else []
 
     def _dotted(self, node: ast.AST) -> str:
         """Return the source of a name such as `steps` or `args.steps`; "" for anything else."""

@@ -278,13 +278,16 @@ def _converted(path: Path) -> Conversion:
     """Return the equivalent recipe. Raises WrongUse for a script that trains nothing."""
     from powertrain.audit.audit import read_subject
     from powertrain.audit.convert import convert
+    from powertrain.audit.project import parse
 
     subject = read_subject(path)
     if subject.script is not None and not subject.script.trains:
         raise WrongUse(f"{path} trains nothing: it makes no Trainer and calls no backward(); convert the script that trains")
+    if subject.script is not None:
+        parse(path, subject.script.own_text)             # all of it
     if subject.script is not None and subject.script.unparsed:
-        line = next(filter(str.strip, subject.script.unparsed.splitlines())).strip()
-        raise WrongUse(f"Python cannot parse all of {path} (`{line}`); correct the syntax first")
+        line = subject.script.unparsed.splitlines()[0].strip()
+        raise WrongUse(f"a module that {path} imports has a line that Python cannot parse (`{line}`); correct the syntax first")
     return convert(subject)
 
 

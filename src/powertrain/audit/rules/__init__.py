@@ -2,6 +2,7 @@
 
 from powertrain.audit.rules import (
     calls,
+    cases,
     columns,
     command_line,
     data,
@@ -27,4 +28,4 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, columns, own_code, network, learning, trl, starting, tools, good)
+                 launching, values, cases, columns, own_code, network, learning, trl, starting, tools, good)

@@ -14,7 +14,17 @@ from powertrain.audit.rules.data import SAMPLERS
 from powertrain.audit.rules.processes import PARALLEL
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, inside, is_constant, last_name, owner_of
+from powertrain.audit.syntax import (
+    FunctionNode,
+    argument,
+    every,
+    hides_arguments,
+    inside,
+    is_constant,
+    last_name,
+    names_in,
+    owner_of,
+)
 from powertrain.records.findings import Evidence, Place
 
 GROUPS = ("torch.distributed.init_process_group", ".init_distributed", "deepspeed.initialize")
@@ -25,6 +35,7 @@ COLLECTIVE = ("barrier", "all_reduce", "all_gather", "all_gather_object", "broad
               "reduce", "all_gather_into_tensor", "gather_object", "monitored_barrier", "reduce_scatter")
 RANKS = ("rank", "global_rank", "world_rank", "ddp_rank", "dist_rank", "process_rank", "process_index", "get_rank", "RANK")
 OF_SHARDS = ("state_dict", "forward", "generate")        # what FSDP does together, besides the call of its model
+CHANGING = ("update", "setdefault", "pop")   # methods of a table
 OF_ENGINES = ("save_checkpoint", "save_16bit_model")     # of DeepSpeed
 SHARDING = ("fsdp", "zero3", "zero_3", "zero-3", "z3.", "z3_", "stage3", "stage_3")         # in the commands of a project
 FOR_EVERYONE = ("wait_for_everyone", "gather", "gather_for_metrics", "reduce")       # of accelerate
@@ -223,7 +234,8 @@ def engine_refused(script: Script, subject: Subject, where: Circumstances) -> Fi
         given, told = _engine_config(script, call)
         sharding = given.get("zero_optimization")
         stage = sharding.get("stage") if isinstance(sharding, dict) else None
-        if left := [name for name, value in _flat(given) if value == "auto"]:
+        left = [name for name, value in _flat(given) if value == "auto" and not name.startswith("pipeline.")]
+        if left and "autotuning" not in given:           # which fills them in
             yield found("critical", call, *told, case="auto", names=", ".join(left[:4]))
         elif stage in (1, 2) and "optimizer" not in given and len(call.args) < 3 and not hides_arguments(call) and (
                 argument(call, "optimizer") is None):
@@ -234,11 +246,12 @@ def _engine_config(script: Script, call: ast.Call) -> tuple[Mapping[str, Any], l
     """Return the config that DeepSpeed is given, and where it stands; nothing where it is not known or is changed first."""
     given = argument(call, "config") or argument(call, "config_params")
     if isinstance(given, ast.Name):
-        changed = any(isinstance(node.value, ast.Name) and node.value.id == given.id and (
-            not isinstance(node.ctx, ast.Load) or getattr(node, "attr", "") == "update")
-            for node in script.nodes if isinstance(node, ast.Subscript | ast.Attribute))
+        changed = any(given.id in names_in(node.value) and (not isinstance(node.ctx, ast.Load) or getattr(
+            node, "attr", "") in CHANGING) for node in script.nodes if isinstance(node, ast.Subscript | ast.Attribute))
+        handed = {other for other in script.every(ast.Call) if script.called(other) is not None
+                  for item in (*other.args, *(each.value for each in other.keywords)) if last_name(item) == given.id}
         values = script.assigned(given)
-        given = values[0] if len(values) == 1 and not changed else ast.Constant(None)
+        given = values[0] if len(values) == 1 and not changed and not handed else ast.Constant(None)
     if isinstance(given, ast.Dict):
         return _plain(given), [Evidence(script.words(given).splitlines()[0], script.place(given))]
     named = [(given.value, script.path.parent)] if isinstance(given, ast.Constant) and isinstance(given.value, str) else [

@@ -5,11 +5,22 @@ import ast
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.names import UNSLOTH
-from powertrain.audit.scopes import is_tried
+from powertrain.audit.scopes import bound_names, is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import argument, every, is_constant, is_true, last_name, owner_of
+from powertrain.audit.syntax import (
+    FunctionNode,
+    argument,
+    every,
+    hides_arguments,
+    is_constant,
+    is_true,
+    last_name,
+    names_in,
+    owner_of,
+    parameters_of,
+)
 from powertrain.records.findings import Severity
 
 SPLITTING = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -181,14 +192,15 @@ def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Fin
 @code_rule_once
 def own_objects_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch.load takes tensors and plain values only, and the project saves an object of its own in the file."""
-    loads = [call for call in script.calls("torch.load") if (asked := argument(call, "weights_only")) is None or is_true(asked)]
-    if not loads or (where.version("torch") or SAFE_SINCE) < SAFE_SINCE or script.says("safe_globals"):
+    loads = [call for call in script.calls("torch.load")
+             if is_true(argument(call, "weights_only")) and not hides_arguments(call)]
+    replaced = any(script.name(target) == "torch.load" for node in script.every(ast.Assign) for target in node.targets)
+    if replaced or (where.version("torch") or SAFE_SINCE) < SAFE_SINCE or script.says("safe_globals", "NO_WEIGHTS_ONLY"):
         return
     for save in script.calls("torch.save"):
         saved = argument(save, "obj", 0)
         if saved is not None and _is_refused_whole(script, saved):
-            load = next((call for call in loads if script.words(argument(call, "f", 0) or call) == script.words(
-                argument(save, "f", 1) or save) and not is_tried(script, call)), None)
+            load = next((call for call in loads if _is_same_file(script, save, call) and not is_tried(script, call)), None)
             if load is not None:
                 yield found("critical", load, save, file=script.words(argument(save, "f", 1) or save),
                             object=script.words(saved))
@@ -203,19 +215,35 @@ def own_objects_refused(script: Script, subject: Subject, where: Circumstances) 
                             object=script.words(refused[0]))
 
 
+def _is_same_file(script: Script, save: ast.Call, load: ast.Call) -> bool:
+    """Return whether two calls name the same file, by no name that each of two functions gives a value of its own."""
+    files = [argument(save, "f", 1), argument(load, "f", 0)]
+    around = [script.function(call) for call in (save, load)]
+    own = {name for function in around if function is not None for name in bound_names(function)}
+    return len({script.words(file) for file in files if file is not None}) == 1 and (
+        around[0] is around[1] or not any(names_in(file) & own for file in files if file is not None))
+
+
 def _is_refused_whole(script: Script, saved: ast.expr) -> bool:
     """Return whether a name holds a model or another object of a class, or a list of such objects of the project."""
-    made = script.assigned(saved) if isinstance(saved, ast.Name) else []
-    calls = [call for call in made if isinstance(call, ast.Call)]
-    if made and len(calls) == len(made) and all(last_name(call.func) == "from_pretrained" or last_name(
-            call.func) in script.classes for call in calls):
-        return True
-    functions = [function for call in calls if (function := script.called(call)) is not None]
-    names = {node.value.id for function in functions for node in every(ast.Return, function)
-             if isinstance(node.value, ast.Name)}
-    return any(isinstance(call.func, ast.Attribute) and call.func.attr == "append" and last_name(call.func.value) in names
-               and call.args and isinstance(call.args[0], ast.Call) and is_own_object(script, call.args[0])
-               for function in functions for call in every(ast.Call, function))
+    made, function = script.assigned(saved) if isinstance(saved, ast.Name) else [], script.function(saved)
+    if function is not None and last_name(saved) in parameters_of(function):
+        return False                                     # and may be anything
+    return bool(made) and all(isinstance(call, ast.Call) and (
+        last_name(call.func) == "from_pretrained" or last_name(call.func) in script.classes
+        or _gives_own_objects(script, script.called(call))) for call in made)
+
+
+def _gives_own_objects(script: Script, function: FunctionNode | None) -> bool:
+    """Return whether a function gives back a list that it adds objects of the project to."""
+    if function is None:
+        return False
+    names = {last_name(node.value) if node.value is not None else "" for node in every(ast.Return, function)}
+    stored = [node.id for node in every(ast.Name, function) if isinstance(node.ctx, ast.Store) and node.id in names]
+    return len(names) == len(stored) == 1 and any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == "append" and last_name(call.func.value) in names
+        and call.args and isinstance(call.args[0], ast.Call) and is_own_object(script, call.args[0])
+        for call in every(ast.Call, function))
 
 
 def reads(script: Script, load: ast.Call, table: ast.Dict) -> bool:

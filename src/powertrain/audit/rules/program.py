@@ -100,7 +100,7 @@ def names_not_in_module(script: Script, subject: Subject, where: Circumstances) 
         if names is None or "__getattr__" in names:
             continue
         missing = [item.name for item in node.names if item.name != "*" and item.name not in names
-                   and (node, item.name) not in script.project]
+                   and (node, item.name) not in script.project and item.name not in script.unparsed]
         if missing and script.is_reached(node):
             like = next((name for name in sorted(names) if missing[0] in name or name in missing[0]), None)
             yield found("critical", node, names=", ".join(missing), module=node.module, like=like)

@@ -59,7 +59,7 @@ def used_before_given(script: Script, subject: Subject, where: Circumstances) ->
     trees, reached = trees_of(script), set(run_nodes(script))
     for tree in trees:
         for node, later in used_before(tree):
-            if node in reached and node.id not in KNOWN and not is_tried(script, node):
+            if node in reached and node.id not in KNOWN and node.id not in script.unparsed and not is_tried(script, node):
                 yield found("critical", node, later, name=node.id)
 
 

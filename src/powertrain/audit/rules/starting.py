@@ -33,7 +33,7 @@ SAYING = (".txt", ".in", ".md", ".rst", ".toml", ".sh", ".bat", ".yml", ".yaml",
 OTHERS = ("setup.py", "Dockerfile", "Makefile", "Pipfile")
 BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "torchtune", "ms-swift", "setfit", "autotrain")
 LISTED = known("packages")
-INSTALLING = ("PYTHONPATH", "pip install -e", "pip install .", "develop")
+INSTALLING = ("PYTHONPATH", "pip install -e", "pip install .", "conda develop")
 
 
 @code_rule
@@ -74,7 +74,10 @@ def _configs(script: Script) -> Iterator[tuple[Path, bool]]:
     """Yield the configs that the project starts the script with, and, as not sure, others where the script reads any."""
     root, own = script.root or script.path.parent, script.path.parent
     reads = list(script.calls(".parse_yaml_file", ".parse_json_file"))
-    options = {f"--{node.attr}" for call in reads for node in every(ast.Attribute, call) if node is not call.func}
+    if any(item.arg == "allow_extra_keys" for call in reads for item in call.keywords):
+        return
+    options = {f"--{node.attr}" for call in reads for node in every(ast.Attribute, call) if node is not call.func
+               and isinstance(node.value, ast.Name) and script.origin(node.value) is None}      # args.config, not os.path
     files = [(word, Path(command.place.file).parent) for command in commands(script)
              for before, word in zip(("", *command.words), command.words, strict=False)
              if word.endswith(CONFIGS) and before in {"", "--config", *options}]
@@ -127,22 +130,25 @@ def _is_made(script: Script, name: str) -> bool:
 @code_rule_once
 def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Python does not look where a module of the project is, when the script is started as the project says."""
-    root, own = (script.root or script.path.parent).resolve(), script.path.resolve()
+    own = script.path.resolve()
     said = "\n".join(text_of(file) for file in project_files(script) if file.suffix in SAYING or file.name.startswith(OTHERS))
     if any(word in script.text for word in SEARCHED) or any(word in said for word in INSTALLING) or any(
             file.name in ("setup.py", "pyproject.toml", "setup.cfg") for file in project_files(script)):
         return
     started = [command for command in commands(script) if "deepspeed" not in command.starter]      # it adds the folder it is in
-    dotted = re.search(rf"-m\s+[\w.]*\b{own.stem}\b", said)
-    if bool(started) == bool(dotted) or re.search(rf"\bcd\s+\S*{re.escape(own.parent.name)}", said):
+    dotted = next((name for name in re.findall(r"-m\s+([\w.]+)", said) if own.with_suffix("").as_posix().endswith(
+        "/" + name.replace(".", "/"))), "")
+    if bool(started) == bool(dotted):
         return
-    base = own.parent if started else root
+    base = own.parent if started else own.parents[dotted.count(".")]
     for node in script.nodes:
-        names = [(item.name, item.name) for item in node.names] if isinstance(node, ast.Import) else [
-            ("", node.module)] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
-        for key, name in names:
+        names = [((item.name,), item.name) for item in node.names] if isinstance(node, ast.Import) else [
+            (("", *(item.name for item in node.names)), node.module)] if isinstance(
+                node, ast.ImportFrom) and node.module and not node.level else []
+        for keys, name in names:
             first = name.partition(".")[0]
-            elsewhere = (node, key) in script.project and not any((base / each).exists() for each in (first, f"{first}.py"))
+            ours = any((node, key) in script.project for key in keys)
+            elsewhere = ours and not any((base / each).exists() for each in (first, f"{first}.py"))
             if elsewhere and not is_installed(first) and not is_tried(script, node) and not script.conditions(node):
                 told = Evidence(" ".join(started[0].starter + (own.name,)), started[0].place) if started else None
                 yield found("critical", node, *([told] if told else []), name=name, folder=shown(script, base))

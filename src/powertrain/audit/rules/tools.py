@@ -185,10 +185,8 @@ def data_not_defined(subject: Subject, where: Circumstances) -> Findings:
     """A data set is not in the project's dataset_info.json."""
     folder, listed = subject.value("data.dataset_dir"), subject.value("data.source")
     file = root_of(subject.path) / str(folder or "data") / "dataset_info.json"
-    if subject.framework != "llama-factory" or not (folder or file.is_file()):
-        return
     with suppress(OSError, RecursionError, WrongUse):
-        if file.is_file():
+        if subject.framework == "llama-factory":
             defined, names = read_marked(file).inner, listed if isinstance(listed, list) else [listed]
             known_too = frozenset() if folder else SHIPPED_DATA          # the file may be there to be copied
             if lost := [str(name) for name in names if name and str(name) not in {*defined, *known_too}]:

@@ -8,7 +8,7 @@ from powertrain.audit.installed import defined, in_force, members
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, is_loss, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
-from powertrain.audit.scopes import KNOWN, bound_by, bound_names, is_tried, run_nodes, trees_of
+from powertrain.audit.scopes import KNOWN, bound_by, bound_names, is_tried, trees_of
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import (
@@ -83,67 +83,6 @@ def _may_stop(function: FunctionNode) -> bool:
     """Return whether a function may end before its last line, runs later than it is called, or decides as it goes."""
     return any(isinstance(node, ast.Yield | ast.YieldFrom | ast.BoolOp | ast.For) or (isinstance(node, ast.If) and any(
         isinstance(each, ast.Return | ast.Raise) for each in node.body)) for node in inside(function))
-
-
-@code_rule
-def given_in_some_cases(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A name has a value in some cases only, and is read in all."""
-    for first in (node for node in run_nodes(script) if isinstance(node, ast.If)):
-        around = script.parents[first]
-        cases = [first.body]
-        last = first
-        while len(last.orelse) == 1 and isinstance(last.orelse[0], ast.If):
-            last = last.orelse[0]
-            cases.append(last.body)
-        only_says = bool(last.orelse) and all(_only_says(each) for each in last.orelse)
-        switch = _switch(script, first.test) if not last.orelse else ""
-        hardware = not last.orelse and _is_of_hardware(script, first)
-        if first in getattr(around, "orelse", ()) or not (only_says or switch or hardware):
-            continue
-        scope = next((each for each in script.ancestors(first) if isinstance(each, FunctionNode)), None)
-        trees = [scope] if scope is not None else [tree for tree in trees_of(script) if script.is_within(first, tree)]
-        nodes = [node for tree in trees for node in inside(tree)]
-        free = parameters_of(scope) if scope is not None else set()
-        free |= {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-        free |= {name for node in nodes for name in bound_by(node)} | {
-            node.name for node in nodes if isinstance(node, FunctionNode | ast.ClassDef)}
-        in_all = set.intersection(*({target.id for node in case if isinstance(node, ast.Assign) for target in node.targets
-                                     if isinstance(target, ast.Name)} for case in cases))
-        for name in sorted(in_all - free):
-            uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
-            given = [node for node in uses if not isinstance(node.ctx, ast.Load)]
-            read = next((node for node in sorted(uses, key=lambda each: each.lineno) if node.lineno > (first.end_lineno or 0)
-                         and isinstance(node.ctx, ast.Load) and not is_tried(script, node)
-                         and not any(not switch or {switch, name} & _said_in(each.test) for each in
-                                     set(script.conditions(node)) - set(script.conditions(first)))
-                         and not any(isinstance(each, ast.IfExp | ast.BoolOp) for each in script.ancestors(node))), None)
-            if read is not None and all(script.is_within(node, first) for node in given):
-                yield found("critical", read, last.orelse[0] if only_says else first, name=name, switch=switch,
-                            case="" if only_says else "hardware" if hardware else "switch")
-
-
-def _said_in(test: ast.expr) -> set[str]:
-    return {last_name(node) for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute)}
-
-
-def _switch(script: Script, test: ast.expr) -> str:
-    """Return the option of the command line that a test asks for, if it is one that is on or off; else ""."""
-    name = last_name(test) if isinstance(test, ast.Attribute) else ""
-    asked = [call for call in script.calls(".add_argument") for item in call.args[-1:]
-             if isinstance(item, ast.Constant) and str(item.value).lstrip("-").replace("-", "_") == name]
-    return name if asked and script.words(argument(asked[0], "action") or asked[0]).strip("'\"") == "store_true" else ""
-
-
-def _only_says(statement: ast.stmt) -> bool:
-    """Return whether a statement only writes a sentence."""
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and last_name(statement.value.func) in (
-        "print", "warning", "warn", "info", "error")
-
-
-def _is_of_hardware(script: Script, test: ast.If) -> bool:
-    """Return whether a condition asks whether there are several GPUs, or any."""
-    return any(word in script.words(test.test) for word in ("device_count()", "cuda.is_available()")) and not any(
-        word in script.words(test.test) for word in ("not ", " or ", "== 0"))
 
 
 @code_rule_once
