@@ -366,6 +366,14 @@ def test_what_is_saved_whole_may_be_loaded(text: str, old: str, new: str, tmp_pa
     assert not found("own_objects_refused", text, tmp_path, older)
 
 
+def test_rows_that_are_kept_for_the_next_run_are_refused_there(tmp_path: Path) -> None:
+    cached = LISTED.replace("rows = told()\n", "def rows_of(path):\n    if path:\n        rows = torch.load(path)\n"
+                            "    else:\n        rows = told()\n        torch.save(rows, path)\n    return rows\nrows_of('a')\n"
+                            "def other():\n    rows = 1\n    return rows\n").partition("torch.save(rows, 'rows.pt')")[0]
+    assert found("own_objects_refused", cached, tmp_path)
+    assert not found("own_objects_refused", cached.replace("rows = told()", "rows = other()"), tmp_path)
+
+
 def test_loaded_and_saved_in_one_function_is_one_file(tmp_path: Path) -> None:
     text = WHOLE.replace("torch.save(net, 'model.pt')\nagain = torch.load('model.pt')", (
         "def again(path):\n    torch.save(net, path)\n    return torch.load(path)\nagain('x.pt')"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from code_cases import ARGUMENTS, HEAD, HF, MAPPED, TOKENIZER
+from code_cases import ARGUMENTS, HEAD, HF, MAPPED, PLAIN, TOKENIZER, loop
 from program_cases import PROGRAM_CASES
 from running_cases import RUNNING_CASES
 
@@ -66,3 +67,79 @@ def test_unsloth_does_otherwise(rule: str, tmp_path: Path) -> None:
     text = {**PROGRAM_CASES, **RUNNING_CASES}[rule][0]
     assert severities(rule, text, tmp_path)
     assert severities(rule, UNSLOTH + text, tmp_path) == []
+
+
+OLD_SFT = (HEAD + HF + "from trl import SFTTrainer\n{before}SFTTrainer(model, args=TrainingArguments('out'), "
+           "train_dataset=rows, {argument}=x).train()\n")
+PADDED = HEAD + TOKENIZER + ("{before}def told(row):\n    return tokenizer(row, padding='max_length', max_length=512)\n"
+                             + HF + ARGUMENTS + "Trainer(model, args, train_dataset=rows.map(told)).train()\n")
+EMPTYING = "torch.cuda.empty_cache()"
+TRAINED = ARGUMENTS + "Trainer(model, args).train()\n"
+RENAMED = PROGRAM_CASES["adapter_file_renamed"][0]
+OWN_TRAINER = ("class Tuned:\n    def train(self, rows):\n        trainer = {kind}(model)\n        trainer.train()\n"
+               "trainer = Tuned()\ntrainer.train(rows)\n")
+WRAPPED = PROGRAM_CASES["method_of_wrapped_model"][0]
+LISTED = HEAD + "{said}import wandb\n" + HF + TRAINED
+STARTED = "accelerate launch --config_file {config} train.py\n"
+ONCE_WRONG = {
+    "Unsloth is imported whole": (
+        "removed_names", OLD_SFT.format(before="", argument="tokenizer"),
+        "import unsloth\n" + OLD_SFT.format(before=UNSLOTH, argument="tokenizer"), {}),
+    "a trainer of Unsloth's own": (
+        "removed_names", OLD_SFT.format(before="", argument="tokenizer"),
+        UNSLOTH + OLD_SFT.format(before="", argument="tokenizer").replace("from trl import SFTTrainer", (
+            "from unsloth.trainer import SFTTrainer")).replace("from trl import SFTConfig, SFTTrainer\n", ""), {}),
+    "an argument of Unsloth's model": (
+        "removed_names", OLD_SFT.format(before="", argument="max_seq_length"),
+        OLD_SFT.format(before=UNSLOTH.replace("Fast", "model, tokenizer = Fast").replace(
+            "import model, tokenizer = ", "import ").replace("('x')", "('x', max_seq_length=512)"), argument="formatting_func"),
+        {}),
+    "a text that is scored": (
+        "padding_to_max_length", PADDED.format(before=""), PADDED.format(before="@torch.no_grad()\n"), {}),
+    "memory that has run out": ("cache_emptied_in_loop", loop(*PLAIN, EMPTYING), loop(
+        *PLAIN, f"try:\n            pass\n        except torch.cuda.OutOfMemoryError:\n            {EMPTYING}"), {}),
+    "a file that the project writes": ("adapter_file_renamed", RENAMED, RENAMED + "torch.save(model.state_dict(), name)\n", {}),
+    "a trainer within a trainer": (
+        "missing_arguments", HEAD + HF + OWN_TRAINER.format(kind="Tuned"), HEAD + HF + OWN_TRAINER.format(kind="Trainer"), {}),
+    "names of Python 2": ("undefined_names", HEAD + HF + "text = unicode('a')\n" + TRAINED, HEAD + HF + (
+        "import sys\nif sys.version_info[0] == 2:\n    text = unicode('a')\n") + TRAINED, {}),
+    "a folder of the project": (
+        "remote_code_unpinned", HEAD + REMOTE.format(kind="AutoModelForCausalLM", path="someone/tuned"),
+        HEAD + REMOTE.format(kind="AutoModelForCausalLM", path="checkpoints/tuned"), {}),
+    "packages that the script says": (
+        "packages_unlisted", LISTED.format(said=""), LISTED.format(said="# pip install -U \\\n#   transformers wandb\n"),
+        {"requirements.txt": "transformers\ntorch\naccelerate\ntrl\n"}),
+    "DeepSpeed's engine passes methods on": (
+        "method_of_wrapped_model", WRAPPED, WRAPPED, {"run.sh": STARTED.format(config="a.yaml"),
+                                                      "a.yaml": "distributed_type: {NO|DEEPSPEED}\n"}),
+}
+
+
+@pytest.mark.parametrize("case", ONCE_WRONG)
+def test_what_was_wrong_of_public_code_is_not_said_again(case: str, tmp_path: Path) -> None:
+    rule, fires, silent, files = ONCE_WRONG[case]
+    said = []
+    for place, text in enumerate((fires, silent)):
+        folder = tmp_path / str(place)
+        (folder / ".git").mkdir(parents=True)
+        for name, content in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(re.sub(r"\{(\w+)\|(\w+)\}", rf"\{place + 1}", content), encoding="utf-8")
+        said.append(bool(severities(rule, text, folder)))
+    assert said == [True, False]
+
+
+def test_a_config_is_looked_for_from_a_root_without_files(tmp_path: Path) -> None:
+    for folder in (".git", "scripts", "src"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "scripts" / "a.yaml").write_text("x: 1\n", encoding="utf-8")
+    for name, says in (("b", ["critical"]), ("a", [])):
+        command = STARTED.format(config=f"./scripts/{name}.yaml").replace("train.py", "src/train.py")
+        (tmp_path / "scripts" / "run.sh").write_text(command, encoding="utf-8")
+        assert severities("file_missing", HEAD + HF + ARGUMENTS, tmp_path / "src") == says
+
+
+@pytest.mark.parametrize(("steps", "says"), [(1, "moderate"), (49, "moderate"), (50, "low")])
+def test_a_cache_that_is_seldom_emptied_costs_little(steps: int, says: str, tmp_path: Path) -> None:
+    text = HEAD + HF + f"args = TrainingArguments('out', torch_empty_cache_steps={steps})\nTrainer(model, args).train()\n"
+    assert severities("cache_emptied", text, tmp_path) == [says]

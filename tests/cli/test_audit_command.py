@@ -125,7 +125,8 @@ def test_a_folder_is_audited_file_by_file_and_what_trains_nothing_is_named(
     ("notes.txt", b"x", "neither a script"), ("absent.py", None, "does not exist"), ("empty.py", b"", "trains nothing"),
     ("empty.yaml", b"", "sets nothing"), ("empty.json", b"{}", "sets nothing"),
     ("nothing.py", b"import torch\nx = 1\n", "trains nothing"), ("binary.py", b"\x9d\x00\xff", "is not UTF-8 text"),
-    ("binary.yaml", b"\x9d\x00\xff", "is not UTF-8 text"), ("two.py", b'import os\n' + b'print "loss"\n' * 60, "two.py:2 is not Python"),
+    ("binary.yaml", b"\x9d\x00\xff", "is not UTF-8 text"),
+    ("two.py", b'import os\n' + b'print "loss"\n' * 60, "two.py:2 is not Python"),
     ("nothing", "folder", "no training script or config in")])
 def test_what_cannot_be_audited_is_refused_in_one_sentence(name: str, content: bytes | str | None, says: str,
                                                            tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def _is_settled(script: Script, ifs: list[ast.If], asked: Collection[str]) -> bo
     order = [item.arg for item in scope.args.args] if scope is not None else []
     said = [node for each in ifs for node in every(ast.expr, each.test)]
     values = [value for node in (*said, *map(ast.Name, asked)) for value in script.assigned(node)]
-    values += [value for name in asked if name in order for call in script.callers(scope)
+    values += [value for name in asked if name in order and name != "self" for call in script.callers(scope)
                if (value := argument(call, name, order.index(name) - (order[0] == "self"))) is not None]
     values += [around.iter for around in script.ancestors(ifs[0]) if isinstance(around, ast.For) and last_name(
         around.target) in asked]

@@ -227,6 +227,8 @@ def _is_same_file(script: Script, save: ast.Call, load: ast.Call) -> bool:
 def _is_refused_whole(script: Script, saved: ast.expr) -> bool:
     """Return whether a name holds a model or another object of a class, or a list of such objects of the project."""
     made, function = script.assigned(saved) if isinstance(saved, ast.Name) else [], script.function(saved)
+    made = [each for each in made if script.function(each) is function] or made
+    made = [each for each in made if not (isinstance(each, ast.Call) and script.name(each) == "torch.load")]     # of a cache
     if function is not None and last_name(saved) in parameters_of(function):
         return False                                     # and may be anything
     return bool(made) and all(isinstance(call, ast.Call) and (
