@@ -41,9 +41,9 @@ class Slabs:
         while len(rest):
             if not len(self._rest):
                 self._rest = self._allocate(self.slab_bytes)
-            room = self._rest[:len(rest)]
-            pieces.append(room.copy_(rest[:len(room)], non_blocking=True))
-            rest, self._rest = rest[len(room):], self._rest[len(room):]
+            room, self._rest = self._rest[:len(rest)], self._rest[len(rest):]
+            part, rest = rest[:len(room)], rest[len(room):]
+            pieces.append(room.copy_(part, non_blocking=True))
         return pieces
 
 
