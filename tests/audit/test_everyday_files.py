@@ -358,7 +358,7 @@ def test_the_cure_has_the_spelling_of_the_file() -> None:
     ("a.py", "x = 1\n" * (LARGEST_BYTES // 6 + 1), "bytes; a script has at most"),
     ("a.json", "[" * 100_000, "too deep"), ("a.yaml", "[" * 5000, "too deep"),
     ("a.yaml", "- a\n- b\n", "holds a list, and not keys"), ("a.json", "3\n", "holds the value 3, and not keys"),
-    ("a.ipynb", "{}", "nbconvert")])
+    ("a.ipynb", "{}", "is no notebook"), ("a.txt", "", "neither a script")])
 def test_what_cannot_be_read_is_said_in_one_sentence(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(WrongUse, match=words) as refused:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from powertrain.audit.configs import read_config
 from powertrain.audit.edits import make_patch
+from powertrain.audit.parsing import notebook_code
 from powertrain.audit.project import walked
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
@@ -15,7 +16,7 @@ from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 MOST_FILES = 500                             # of a folder: more is no project of one training
-CONFIGS = (".yaml", ".yml", ".json")
+CONFIGS, NOTEBOOK = (".yaml", ".yml", ".json"), ".ipynb"
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
 
@@ -39,9 +40,10 @@ def _read(path: Path, root: Path | None) -> Subject:
         with suppress(WrongUse):
             return subject if subject.framework != "unknown" else read_config(path)      # a file that only sets values
         return subject
+    if path.suffix == NOTEBOOK:
+        return read_script(path, notebook_code(path), root)
     if path.suffix not in CONFIGS:
-        cure = "; export it as a script (jupyter nbconvert --to script)" if path.suffix == ".ipynb" else ""
-        raise WrongUse(f"{path} is neither a script (.py) nor a config ({', '.join(CONFIGS)}){cure}")
+        raise WrongUse(f"{path} is neither a script (.py), a notebook ({NOTEBOOK}) nor a config ({', '.join(CONFIGS)})")
     return read_config(path)
 
 
@@ -51,7 +53,7 @@ def files_in(path: Path) -> list[Path]:
         return [path]
     found: list[Path] = []
     for files in walked(path):
-        found += (file for file in files if file.suffix in (".py", *CONFIGS))
+        found += (file for file in files if file.suffix in (".py", NOTEBOOK, *CONFIGS))
         if len(found) > MOST_FILES:
             raise WrongUse(f"{path} has more than {MOST_FILES} scripts and configs; audit one of its folders or files")
     return found
@@ -82,6 +84,8 @@ def audit_subject(subject: Subject, where: Circumstances) -> Audit:
     """Return the audit of what was read. Raises WrongUse where a script nests too deep to be followed."""
     try:
         found, depends = _ask_each(subject, where)
+        if subject.path.suffix == NOTEBOOK:                  # whose lines are strings of JSON: no patch fits
+            found = [replace(one, cure=replace(one.cure, edits=())) for one in found]
         kept = with_good_patches(subject, where, worst_first(found, RULES))
         kind = f"{'config' if subject.script is None else 'script'}: {subject.framework}"
         return Audit(str(subject.path), kind, environment(subject, where), kept, tuple(undetermined(subject, depends)),

@@ -1,6 +1,7 @@
 """Files of other people as text and as syntax, with limits on their size and depth."""
 
 import ast
+import json
 import re
 import warnings
 from pathlib import Path
@@ -11,19 +12,64 @@ MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a noteboo
 MOST_UNPARSED = 50           # broken lines of a script; with more, it is another language or an older Python
 NO_HEADER = "if True:"                       # stands for a broken `else:`, above lines that can be read
 LACKS_BODY = re.compile(r"expected an indented block after .* on line (\d+)")
+OTHER_CELL = re.compile(r"\s*%%(?!time|capture|prun|python)")           # a whole cell for a shell, a file, a page
+OTHER_LINE = re.compile(r"^([ \t]*)(?:[!%]|pip3? install|conda install)[^\n]*$", re.MULTILINE)
+CELL = re.compile(r'\s*"cell_type":\s*"(\w+)"')
+LARGEST_NOTEBOOK_BYTES = 1 << 26             # with its pictures
 LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
 
 
-def read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str, most_bytes: int = LARGEST_BYTES) -> str:
     """Return the text of a script or config. Raises WrongUse if it is too large, is no text, or cannot be read."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a {what} has at most {LARGEST_BYTES:,}: is it data?")
+        if path.stat().st_size > most_bytes:
+            raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a {what} has at most {most_bytes:,}: is it data?")
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
     except OSError as error:
         raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def notebook_code(path: Path) -> str:
+    """Return the code of a notebook, each line at the place that it has in the file, where the file has a line for each.
+
+    Magics do nothing, and cells in other languages are left out. Raises WrongUse if it cannot be read or is no notebook.
+    """
+    text = read_text(path, "notebook", LARGEST_NOTEBOOK_BYTES)
+    try:
+        notebook = json.loads(text)
+        cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        language = str(notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise WrongUse(f"{path} is no notebook that can be read; open it in Jupyter and save it again") from None
+    if "python" not in language.lower():
+        raise WrongUse(f"{path} is a notebook in {language[:40]}; an audit reads Python")
+    first = _first_lines(text)
+    if [cell for _, cell in first] != [cell for cell in cells if cell]:
+        first = [(0, cell) for cell in cells]            # it is not written as Jupyter does
+    lines: list[str] = []
+    for number, cell in first:
+        lines += [""] * (number - len(lines)) + ["# %%"]
+        lines += [] if OTHER_CELL.match(cell) else cell.split("\n")
+    return OTHER_LINE.sub(r"\1pass", "\n".join(lines)) + "\n"
+
+
+def _first_lines(text: str) -> list[tuple[int, str]]:
+    """Return (line above its code, from 0; code) of each cell with code, in a notebook as Jupyter writes it."""
+    cells: list[tuple[int, str]] = []
+    kind, is_source = "", False
+    for number, line in enumerate(text.split("\n")):
+        if found := CELL.match(line):
+            kind, is_source = found[1], False
+        elif line.strip() == '"source": [' and kind == "code":
+            is_source = True
+            cells.append((number, ""))
+        elif is_source and line.strip().startswith('"'):
+            cells[-1] = (cells[-1][0], cells[-1][1] + str(json.loads(line.strip().removesuffix(","))))
+        else:
+            is_source = False
+    return cells
 
 
 def parsed(text: str) -> ast.Module:

@@ -254,7 +254,8 @@ def _convert(path: Path, out: Path | None, *, as_json: bool) -> int:
     from powertrain.audit.conversion import account_json, recipe_yaml
 
     conversion = _converted(path)
-    text = redacted(recipe_yaml(conversion, why_recognised(path) if path.suffix != ".py" else "a training script"))
+    kind = "a training script" if path.suffix in (".py", ".ipynb") else why_recognised(path)
+    text = redacted(recipe_yaml(conversion, kind))
     if out is not None:
         if out.exists():
             raise WrongUse(f"{out} already exists; name another file, or delete it")

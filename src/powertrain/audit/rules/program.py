@@ -52,7 +52,7 @@ NATIVE, BEGINS = tuple(known("native")), tuple(known("begins"))
 
 @code_rule_once
 def refused_by_python(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """Python refuses the file, though each of its lines can be read."""
+    """Python refuses the file."""
     texts = [(script.own_text, str(script.path)), *((module.text, str(module.path)) for module in script.modules)]
     for text, path in texts:
         try:
