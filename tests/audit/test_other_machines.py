@@ -232,3 +232,32 @@ def test_the_cpu_of_this_machine_can_be_meant(monkeypatch: pytest.MonkeyPatch) -
 def test_a_machine_that_is_not_known_is_one_sentence_with_the_kinds(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match="no figures are known for x100; known kinds are b200, h200, h100"):
         audit_files(FILES[0], apply=False, destination=None, elsewhere=False, machine="x100")
+
+
+@pytest.mark.parametrize(("peaks", "asked", "says"), [
+    ({"fp32": 5e12, "bf16": 4e12, "fp16": 1e13}, "fp16", {"good_precision": "good"}),
+    ({"fp32": 5e12, "bf16": 4e12, "fp16": 1e13}, "bf16", {}),
+    ({"fp32": 5e12, "bf16": 1e13, "fp16": 1e13}, "fp16", {"fp16_on_bf16_hardware": "moderate"}),
+    ({"fp32": 5e12, "bf16": 1e13, "fp16": 1e13}, "bf16", {"good_precision": "good"}),
+    ({"fp32": 5e12, "bf16": 1e13, "fp16": 1e13}, "tf32",
+     {"fp32_on_half_hardware": "moderate", "tf32_without_effect": "critical"})])
+def test_a_mac_is_judged_by_what_was_measured(peaks: dict[str, float], asked: str, says: dict[str, str],
+                                              tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+                    "model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+                    f"Trainer(model, TrainingArguments('out', {asked}=True), train_dataset=rows).train()\n", encoding="utf-8")
+    mac = replace(gpu("arm"), device="mps", compute_capability=None, peak_flops_per_s=peaks)
+    found = {one.rule: one.severity for one in audit(path, here(mac)).findings if "precision" in one.rule or "16" in one.rule
+             or "32" in one.rule or "half" in one.rule}
+    assert found == says
+
+
+def test_tf32_on_an_amd_gpu_is_refused_by_the_trainer_and_not_for_its_age(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("from transformers import Trainer, TrainingArguments\n"
+                    "Trainer(model, TrainingArguments('out', tf32=True), train_dataset=rows).train()\n", encoding="utf-8")
+    amd = replace(gpu("AMD Instinct MI300X"), compute_capability=None, architecture="gfx942")
+    (found,) = (one for one in audit(path, here(amd)).findings if one.rule == "tf32_without_effect")
+    assert "takes tf32 with CUDA alone" in found.why
+    assert "8.0" not in found.why

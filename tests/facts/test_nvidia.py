@@ -74,15 +74,26 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which no driver has found a GPU."""
     monkeypatch.setattr(nvidia, "DRIVER_FILES", ())
     monkeypatch.setattr(nvidia, "AMD_DRIVER", Path("/dev/nothing"))
+    for name in nvidia.HIDING_AMD:
+        monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("hip", "cause", "says"), [
-    (None, "no_rocm_build", "torch 2.13.0+cu130 is a build without ROCm"), ("7.0", "unknown", "built for ROCm 7.0")])
-def test_an_amd_gpu_that_torch_does_not_see_is_named(hip: str | None, cause: str, says: str, driver: Any, nobody: None,
-                                                     monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("hip", "hidden", "cause", "says"), [
+    (None, None, "no_rocm_build", "torch 2.13.0+cu130 is a build without ROCm"), ("7.0", None, "unknown", "built for ROCm 7.0"),
+    ("7.0", "", "hidden", "HIP_VISIBLE_DEVICES= hides an AMD GPU"), (None, "", "no_rocm_build", "a build without ROCm")])
+def test_an_amd_gpu_that_torch_does_not_see_is_named(hip: str | None, hidden: str | None, cause: str, says: str, driver: Any,
+                                                     nobody: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     driver(cuda=0)
     monkeypatch.setattr(nvidia, "AMD_DRIVER", tmp_path)
-    found = idle_gpu("2.13.0+cu130", "13.0", hip)
+    if hidden is not None:
+        monkeypatch.setenv("HIP_VISIBLE_DEVICES", hidden)
+    monkeypatch.setattr(hardware, "_ask_torch", lambda: hardware.Seen("cpu", "2.13.0+cu130", "13.0", 2, hip))
+    for node, number in (("0", "0"), ("1", "31415")):    # a processor, and a GPU
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "gpu_id").write_text(f"{number if node == '0' else 0}\n")
+    assert idle_gpu("2.13.0+cu130", "13.0", hip) is None
+    (tmp_path / "1" / "gpu_id").write_text("31415\n")
+    found = hardware.read_hardware(tmp_path / "cache", measure=False).idle_gpu
     assert found is not None
     assert (found.cause, found.name) == (cause, "an AMD GPU")
     assert says in found.because

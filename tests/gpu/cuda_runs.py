@@ -203,6 +203,7 @@ def round_trip(prepared: Prepared, setup: Setup, state: State, device: Device, f
         if device.counts:
             assert not set(read) & set(fake_cuda.COPIES), "the host waits for a copy"
             assert (len(fake_cuda.Event.waits), save.copying_s) == (1, 1.0)
+            assert save.pinned_bytes > 0
         found, rejected = newest_checkpoint(Path(place))
         assert found is not None
         assert not rejected

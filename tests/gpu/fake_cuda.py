@@ -117,12 +117,19 @@ class Event:
 
     waits: ClassVar[list[Event]] = []
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    def record(self, *args: Any) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.is_recorded = False
+
+    def record(self, *args: Any) -> None:
+        self.is_recorded = True
+
     def synchronize(self) -> None:
+        assert self.is_recorded, "nothing is waited for"
         self.waits.append(self)
 
     def elapsed_time(self, other: Event) -> float:
+        assert self.is_recorded, "it marks no time"
+        assert other.is_recorded, "it marks no time"
         return 1000.0                        # ms
 
 

@@ -128,23 +128,22 @@ def test_a_run_that_fails_finishes_the_save_in_flight(cli: Cli, words: list[str]
 def test_the_seconds_in_which_a_gpu_copies_count_as_waited_for(tmp_path: Path) -> None:
     (tmp_path / "step-000004").mkdir()
     told: list[Any] = []
-    save: Any = SimpleNamespace(finish=lambda: tmp_path / "step-000004", copying_s=700.0, step=4)
+    save: Any = SimpleNamespace(finish=lambda: tmp_path / "step-000004", copying_s=700.0, step=4, pinned_bytes=600)
     part: Any = SimpleNamespace(ranks=ALONE, folder=SimpleNamespace(checkpoints=tmp_path),
                                 state=SimpleNamespace(evaluations={}),
                                 prepared=SimpleNamespace(recipe=SimpleNamespace(save_total_limit=3)),
                                 emit=lambda event, durable=False: told.append(event))
-    finish(part, Saves(0.0, in_flight=InFlight(save, time.perf_counter(), 50.0, beside=True), every=4))
+    saves = Saves(0.0, in_flight=InFlight(save, time.perf_counter(), 50.0, beside=True), every=4, pinned_bytes=500)
+    finish(part, saves)
     assert told[0].seconds == pytest.approx(750, abs=5)
+    assert saves.pinned_bytes == 600
 
 
 def test_pinned_memory_that_torch_keeps_is_there_for_the_next_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    stats = {"allocated_bytes.current": 900, "active_bytes.current": 300}
-    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: stats)
     monkeypatch.setattr(saving, "usable_memory", lambda: (0, 500, ""))
     monkeypatch.setattr(saving, "checkpoint_bytes", lambda prepared: 1000)
     monkeypatch.setattr(saving, "slabs_for", lambda state: SimpleNamespace(slab_bytes=100))
     part: Any = SimpleNamespace(setup=SimpleNamespace(device=torch.device("cuda")), prepared=None,
                                 state=SimpleNamespace(step=4))
-    assert saving._shortage(part) is None                # 1,100 needed, 500 free and 600 kept
-    stats["active_bytes.current"] = 301
-    assert saving._shortage(part) is not None
+    assert saving._shortage(part, Saves(0.0, pinned_bytes=600)) is None          # 1,100 needed, 500 free and 600 kept
+    assert saving._shortage(part, Saves(0.0, pinned_bytes=599)) is not None

@@ -93,8 +93,18 @@ def test_a_mac_multiplies_in_the_type_that_was_measured_to_be_fast(peaks: dict[s
     assert {name for name, answer in asked.items() if isinstance(answer, Proposal) or answer.possible} == possible
 
 
+def test_a_mac_with_a_torch_that_steps_over_overflow_in_vain_computes_no_fp16(gpu_facts: Callable[..., Facts]) -> None:
+    mac = gpu_facts(capability=None, device="mps", peak_flops_per_s={"fp32": 5e12, "fp16": 10e12})
+    old = replace(mac, software=replace(mac.software, versions={**mac.software.versions, "torch": "2.12.1"}))
+    assert isinstance(ask_anew(Fp16.name, mac, Recipe()), Proposal)
+    answer = ask_anew(Fp16.name, old, Recipe())
+    assert isinstance(answer, Refusal)
+    assert "pytorch#186360" in answer.because
+    assert answer.possible is None
+
+
 def test_tf32_is_off_on_amd(gpu_facts: Callable[..., Facts]) -> None:
-    assert "torch keeps TF32 off" in ask_anew("tf32", gpu_facts(capability=None, architecture="gfx942"), Recipe()).because
+    assert "no one has tried TF32" in ask_anew("tf32", gpu_facts(capability=None, architecture="gfx942"), Recipe()).because
 
 
 def test_a_torch_that_does_not_tell_its_allocators_settings_gets_none(gpu_facts: Callable[..., Facts]) -> None:

@@ -5,8 +5,8 @@ from powertrain.records import Hardware
 # compute capability of the first tensor cores; torch.cuda.is_bf16_supported() also says yes where bf16 is emulated
 GPU_SINCE = {"fp16": (7, 0), "int8": (7, 5), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}      # Turing: 7.5, Ada: 8.9
 VARLEN_SINCE = (8, 0)        # FlashAttention 2
-# AMD: matrix cores since MI200, and since RX 7000. fp8 of the MI300 is another format than torch.float8_e4m3fn, torch keeps
-# TF32 off, and nobody has tried torch._int_mm here.
+# AMD: matrix cores since MI200, and since RX 7000. fp8 of the MI300 is another format than torch.float8_e4m3fn, and nobody
+# has tried TF32 and torch._int_mm here.
 AMD_UNITS = {"bf16": ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")}
 AMD_UNITS["fp16"] = AMD_UNITS["bf16"]
 CPU_UNITS: dict[str, tuple[str, ...]] = {"bf16": ("amx_bf16", "avx512_bf16", "bf16"),

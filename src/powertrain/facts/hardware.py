@@ -152,7 +152,7 @@ def _without_peaks(seen: Seen) -> Hardware:
         return _mps(processor)
     return replace(processor, default_threads=seen.threads, idle_gpu=idle_gpu(seen.torch, seen.cuda, seen.hip), sources={
         **processor.sources, "device": "torch: neither CUDA nor MPS is available", "default_threads": "torch.get_num_threads",
-        "idle_gpu": "NVIDIA's driver"})
+        "idle_gpu": "the GPU's driver"})
 
 
 def _cuda(processor: Hardware) -> Hardware:

@@ -41,7 +41,7 @@ def measurable_dtypes(device: str, compute_capability: tuple[int, int] | None, a
     """Return the dtypes whose GEMM peak means something on this device.
 
     An NVIDIA GPU below capability 8.0 has neither tf32 nor bf16 units: torch would emulate them. On an AMD GPU, which has an
-    `architecture`, torch keeps tf32 off.
+    `architecture`, nobody has tried tf32.
     """
     if architecture:
         return ("fp32", "bf16", "fp16")

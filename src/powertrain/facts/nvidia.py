@@ -6,9 +6,11 @@ and at most its minor one, or PTX of at most its capability, which the driver co
 Compatibility").
 """
 
+import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +24,8 @@ Version = tuple[int, int]
 # of CUDA's major release -> the oldest driver on Linux, from the release notes of CUDA's toolkit
 OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidia0"))       # these exist where a driver has found a GPU
-AMD_DRIVER = Path("/dev/kfd")                # of ROCm
+AMD_DRIVER = Path("/sys/class/kfd/kfd/topology/nodes")       # of ROCm: a processor has the gpu_id 0
+HIDING_AMD = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7)}    # GPUs of Jetsons, which run no machine code for others
 PAGE = "the page \"Get started\" of pytorch.org gives the command"
 NO_BUILD = "this release of torch has no build for such a GPU"
@@ -100,14 +103,24 @@ def idle_gpu(torch_version: str, torch_cuda: str | None, torch_hip: str | None =
 
 
 def _idle_amd_gpu(torch_version: str, torch_hip: str | None) -> IdleGpu | None:
-    if not AMD_DRIVER.exists():
+    if not any(_is_gpu(node) for node in AMD_DRIVER.glob("*/gpu_id")):
         return None
+    hiding = next((name for name in HIDING_AMD if name in os.environ), None)
+    if torch_hip is not None and hiding is not None:
+        return IdleGpu("an AMD GPU", "hidden", f"{hiding}={os.environ[hiding]} hides an AMD GPU from torch",
+                       f"unset {hiding} to train on it")
     found = f"AMD's driver has found a GPU, and torch {torch_version}"
     if torch_hip is None:
         return IdleGpu("an AMD GPU", "no_rocm_build", f"{found} is a build without ROCm",
                        f"if ROCm supports the GPU, install torch's build for ROCm: {PAGE}")
     return IdleGpu("an AMD GPU", "unknown", f"{found}, built for ROCm {torch_hip}, sees none",
                    "`rocminfo` shows whether ROCm supports it; your user has to be in the groups render and video")
+
+
+def _is_gpu(node: Path) -> bool:
+    with suppress(OSError):
+        return node.read_text(encoding="ascii", errors="replace").strip() not in ("", "0")
+    return False
 
 
 def check_code(gpu: str, capability: Version, codes: Iterable[str], torch_version: str, torch_cuda: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 
 from powertrain.machine import usable_memory
-from powertrain.models.kernels.slabs import spare_pinned_bytes
 from powertrain.recipe import in_steps
 from powertrain.recipe.schema import AUTO
 from powertrain.records import RunFailed, events
@@ -54,6 +53,7 @@ class Saves:
     looked_s: float | None = None            # at a disk without room, while a save waits for it
     every: int | None = None                 # steps between saves; None while save_steps=auto has not measured one
     said_at_once: bool = False
+    pinned_bytes: int = 0                    # of the largest copy so far, which torch keeps for the next one
     mirror: Mirror | None = None             # of the process that writes
 
 
@@ -158,6 +158,7 @@ def finish(part: Part, saves: Saves, *, required: bool = False) -> None:
         _refuse(part, saves, error, step, required=required)
         return
     part.checkpoint_failed = None
+    saves.pinned_bytes = max(saves.pinned_bytes, flight.save.pinned_bytes)
     if part.ranks.is_writer:
         try:
             keep_only(part.folder.checkpoints, newest=part.prepared.recipe.save_total_limit,
@@ -209,18 +210,18 @@ def _refuse(part: Part, saves: Saves, error: OSError, step: int, *, required: bo
 
 def _has_memory(part: Part, saves: Saves) -> bool:
     """Return whether each process has memory for a copy of what it saves, beside what a step takes; say it once if not."""
-    short = part.ranks.first(_shortage(part) if part.ranks.shard is not None else None)
+    short = part.ranks.first(_shortage(part, saves) if part.ranks.shard is not None else None)
     if short is not None and not saves.said_at_once:
         saves.said_at_once = True
         part.emit(short)
     return short is None
 
 
-def _shortage(part: Part) -> events.SavedAtOnce | None:
+def _shortage(part: Part, saves: Saves) -> events.SavedAtOnce | None:
     needed_bytes, free_bytes = checkpoint_bytes(part.prepared), usable_memory()[1]
     if part.setup.device.type == "cuda":
         needed_bytes += slabs_for(part.state).slab_bytes         # the rest of the last one
-        free_bytes += spare_pinned_bytes()   # of the save before
+        free_bytes += saves.pinned_bytes
     if part.setup.device.type == "cpu":      # what the process has had at its peak, the next step may take again
         free_bytes -= max(0, peak_memory_bytes(part.setup.device) - psutil.Process().memory_info().rss)
     if needed_bytes <= free_bytes:

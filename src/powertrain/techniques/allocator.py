@@ -122,7 +122,7 @@ def _cuda_settings() -> str:
 def _why_not_expandable(hardware: Hardware) -> str | None:
     """Return why expandable segments are not used with the driver of this machine, or None."""
     if hardware.architecture:
-        return "expandable segments crash on some AMD GPUs (pytorch#187343)"
+        return "a crash with expandable segments was reported on an AMD GPU (pytorch#187343)"
     if hardware.basis != "measured":         # another machine
         return None
     if platform.system() == "Windows":

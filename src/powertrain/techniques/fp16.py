@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from powertrain.cost.precision import GPU_SINCE, WORTH_IT, bf16_pays, gain_of, unit_of
-from powertrain.records import Effect, Hardware, Proposal, Refusal, Why
+from powertrain.records import Effect, Proposal, Refusal, Why
 from powertrain.techniques.base import HalfPrecision, PlannedRun
+
+STEPS_OVER_OVERFLOW = (2, 13)                # torch: since then fused updates on a Mac leave out what has overflowed
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Fp16(HalfPrecision):
         if run.hardware.architecture and (unit := unit_of(run.hardware, "fp16")) is not None:
             return cls.refuse(Why.NOT_NEEDED, f"the {unit} multiply bf16 as fast, without loss scaling", cls())
         if run.hardware.device == "mps":
-            return cls._on_a_mac(run.hardware)
+            return cls._on_a_mac(run)
         if run.hardware.device != "cuda" or capability is None:
             return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no fp16 matrix units; NVIDIA GPUs have them "
                                                   "from compute capability 7.0 on, AMD's since MI200 and RX 7000")
@@ -47,13 +49,18 @@ class Fp16(HalfPrecision):
                         Effect((0.2, 0.7), 0, basis="guess: not measured yet", guessed=True))
 
     @classmethod
-    def _on_a_mac(cls, hardware: Hardware) -> Proposal | Refusal:
+    def _on_a_mac(cls, run: PlannedRun) -> Proposal | Refusal:
+        hardware = run.hardware
+        if run.software.release("torch") < STEPS_OVER_OVERFLOW:
+            return cls.refuse(Why.PART_MISSING, "on a Mac torch before 2.13 updates weights by gradients that have "
+                              "overflowed (pytorch#186360)")
         unit, gain = unit_of(hardware, "fp16"), gain_of(hardware, "fp16")
         if unit is None or gain is None:
-            return cls.refuse(Why.HARDWARE_LACKS, f"products in fp16 are not measured on this {hardware.name}; `powertrain "
-                              "facts --measure` there measures them", cls())
+            return cls.refuse(Why.HARDWARE_LACKS, f"products in fp16 and fp32 are not both measured on this {hardware.name}; "
+                              "`powertrain facts --measure` there measures them", cls())
         if bf16_pays(hardware):
-            return cls.refuse(Why.NOT_NEEDED, "bf16 is faster than fp32 here too, and needs no loss scaling", cls())
+            return cls.refuse(Why.NOT_NEEDED, f"bf16 is {gain_of(hardware, 'bf16'):.2f} times as fast as fp32 here, fp16 "
+                              f"{gain:.2f} times, and bf16 needs no loss scaling", cls())
         if gain < WORTH_IT:
             return cls.refuse(Why.WOULD_NOT_PAY, f"fp16 is not faster on this machine: {gain:.2f} times the speed of fp32",
                               cls(), numbers={"gain": gain})

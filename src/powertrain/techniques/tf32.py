@@ -26,7 +26,7 @@ class Tf32(Technique):
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         capability = run.hardware.compute_capability
         if run.hardware.architecture:
-            return cls.refuse(Why.HARDWARE_LACKS, "torch keeps TF32 off on AMD GPUs")
+            return cls.refuse(Why.HARDWARE_LACKS, "no one has tried TF32 on an AMD GPU here")
         if run.hardware.device != "cuda" or capability is None:
             return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no TF32 units; NVIDIA GPUs have them since "
                                                   "Ampere")

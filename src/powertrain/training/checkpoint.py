@@ -70,6 +70,7 @@ class Save:
         self._entries: dict[str, Any] = {}
         self._write: Callable[[], None] | None = None
         self.writing: InThread | None = None
+        self.pinned_bytes = 0                # of the copy: torch keeps them for the next one
         self._copying: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if self._published:
             return
@@ -87,8 +88,9 @@ class Save:
             timed = partial(torch.cuda.Event, enable_timing=True)
             self._copying = timed(), timed()
             self._copying[0].record()
-        take = partial(_copy, slabs_for(state)) if beside else _as_it_is
-        files = _staged(state, self._ranks, take)
+        slabs = slabs_for(state)
+        files = _staged(state, self._ranks, partial(_copy, slabs) if beside else _as_it_is)
+        self.pinned_bytes = slabs.slabs * slabs.slab_bytes
         if about is not None and FILES[2] in files:
             files[ABOUT] = [json.dumps(about, indent=1).encode()]
         if self._copying:

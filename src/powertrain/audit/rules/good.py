@@ -3,7 +3,7 @@
 from powertrain.audit.rules.base import Findings, found, room, rule
 from powertrain.audit.rules.memory import CHECKPOINTING, PASS, TIMES, asked_for
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.cost.precision import fp16_pays, unit_of
+from powertrain.cost.precision import bf16_pays, fp16_pays, unit_of
 
 FEWEST = 4                   # examples a step; the gradient of fewer is mostly noise
 
@@ -47,7 +47,7 @@ def good_precision(subject: Subject, where: Circumstances) -> Findings:
     dtype, hardware = subject.products_dtype, where.hardware
     refused = where.on_cpu and subject.framework in TRAINERS
     starts = not refused or subject.is_on("training.use_cpu")
-    if dtype == "bf16" and starts and (hardware is None or unit_of(hardware, "bf16")):
+    if dtype == "bf16" and starts and (hardware is None or bf16_pays(hardware)):
         yield found("good", asked_for(subject, "training.bf16"), unit=unit_of(hardware, "bf16") if hardware else None,
                     elsewhere=hardware is None)
     elif dtype == "fp16" and hardware is not None and fp16_pays(hardware):

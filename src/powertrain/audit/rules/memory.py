@@ -81,7 +81,8 @@ def both_half_precisions(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
     """The run computes in fp16, with loss scaling, on hardware that has bf16."""
-    unit = unit_of(where.hardware, "bf16") if where.hardware is not None and subject.products_dtype == "fp16" else None
+    fp16 = where.hardware is not None and subject.products_dtype == "fp16" and not fp16_pays(where.hardware)
+    unit = unit_of(where.hardware, "bf16") if fp16 and where.hardware is not None and bf16_pays(where.hardware) else None
     if unit is not None:
         both = (*set_to(subject, FP16, False), *set_to(subject, BF16, True))
         yield found("moderate", FP16 if subject.on(FP16) else MIXED, unit=unit,
@@ -198,8 +199,8 @@ def tf32_without_effect(subject: Subject, where: Circumstances) -> Findings:
         return
     dtype, hardware, edits = subject.products_dtype, where.hardware, removed(subject, TF32)
     if hardware is not None and unit_of(hardware, "tf32") is None:
-        yield found("critical" if subject.framework in TRAINERS else "low", TF32, edits=edits, case="hardware",
-                    name=hardware.name)
+        yield found("critical" if subject.framework in TRAINERS else "low", TF32, edits=edits,
+                    case="other maker" if hardware.architecture or hardware.device == "mps" else "hardware", name=hardware.name)
     elif dtype in ("bf16", "fp16"):
         yield found("low", TF32, edits=edits, type=dtype)
 

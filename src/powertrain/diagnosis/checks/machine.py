@@ -71,7 +71,8 @@ def accelerator(where: Situation) -> Iterator[Finding]:
     """A GPU is present and the run does not use it, or uses one of several."""
     hardware = where.prepared.facts.hardware
     if (idle := hardware.idle_gpu) is not None:
-        yield told("accelerator.idle", reason=idle.because, mend=idle.cure)
+        unsure = idle.cause == "no_rocm_build"           # ROCm may not support it
+        yield told("accelerator.idle", reason=idle.because, mend=idle.cure, severity="moderate" if unsure else None)
     elif hardware.devices > 1:
         yield told("accelerator.one_of_several", devices=hardware.devices, name=hardware.name)
     elif hardware.device == "cpu":

@@ -21,7 +21,7 @@ class Slabs:
 
     def __init__(self, allocate: Callable[[int], Tensor], slab_bytes: int = SLAB_BYTES) -> None:
         """`allocate` returns so many bytes, (N,) uint8."""
-        self._allocate, self.slab_bytes = allocate, slab_bytes
+        self._allocate, self.slab_bytes, self.slabs = allocate, slab_bytes, 0
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def cut(self, numbers: int, dtype: torch.dtype) -> Tensor:
@@ -40,14 +40,8 @@ class Slabs:
         rest, pieces = tensor.contiguous().reshape(-1).view(torch.uint8), []
         while len(rest):
             if not len(self._rest):
-                self._rest = self._allocate(self.slab_bytes)
+                self._rest, self.slabs = self._allocate(self.slab_bytes), self.slabs + 1
             room, self._rest = self._rest[:len(rest)], self._rest[len(rest):]
             part, rest = rest[:len(room)], rest[len(room):]
             pieces.append(room.copy_(part, non_blocking=True))
         return pieces
-
-
-def spare_pinned_bytes() -> int:
-    """Return the bytes of pinned memory that torch keeps for the next copy."""
-    told = torch.cuda.host_memory_stats()
-    return int(told.get("allocated_bytes.current", 0) - told.get("active_bytes.current", 0))
