@@ -154,6 +154,12 @@ def gpu_devices() -> list[str]:
     return [str(path) for path in GPU_DEVICES if path.exists()]
 
 
+def hiding_amd() -> str | None:
+    """Return the setting (NAME=value) by which AMD's GPUs may be hidden from torch; None if there is none."""
+    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    return next((f"{name}={os.environ[name]}" for name in names if name in os.environ), None)
+
+
 def hidden_gpus() -> str | None:
     """Return the value of CUDA_VISIBLE_DEVICES, by which a process sees some of its GPUs or none; None where it is not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

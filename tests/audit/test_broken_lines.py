@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ def test_what_has_too_many_broken_lines_is_refused_at_the_first(text: str) -> No
     with pytest.raises(SyntaxError) as refused:
         parsed_in_part(text)
     assert refused.value.lineno == (1 if "a b" in text else 2)
+
+
+def test_a_long_script_is_not_parsed_many_times() -> None:
+    parsed_in_part("x = = 3\n" * 4 + "y = 1\n" * 200_000)
+    with pytest.raises(SyntaxError):
+        parsed_in_part("x = = 3\n" * 5 + "y = 1\n" * 200_000)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python takes them")
+@pytest.mark.parametrize("line", [
+    "def first[T](x: list[T]) -> T:\n    return x[0]", "type X = int", 'print(f"{\n    data[0]}")'])
+def test_a_newer_python_takes_more(line: str, tmp_path: Path) -> None:
+    assert not found("refused_by_python", f"{HEAD}{line}\n", tmp_path)
+    assert found("refused_by_python", f"{HEAD}x = = 3\n", tmp_path)
 
 
 def test_a_few_broken_lines_are_not_too_many() -> None:

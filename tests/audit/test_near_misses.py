@@ -295,6 +295,8 @@ GPUS = HEAD + "if torch.cuda.is_available():\n    place = 'cuda'\nprint(place)\n
     (HALF, "if told.half:\n    scale = 2\n", "more = 0\nif told.half:\n    scale = 2\n    more = 1\nif more:\n    "),
     (HALF, "if told", "parser.set_defaults(half=True)\nif told"), (HALF, "\nprint", "\nelse:\n    raise SystemExit\nprint"),
     (GPUS, "available()", "available() or told"), (GPUS, "\nprint", "\nelse:\n    raise SystemExit\nprint"),
+    (KIND, FIRST, f"def check(told):\n    if told.kind not in 'ab':\n        raise ValueError\ncheck(told)\n{FIRST}"),
+    (KIND, "width = 8", "width = 8\n    raise SystemExit"),
     (GPUS, "if torch", "assert torch.cuda.device_count()\nif torch"), (GPUS, "torch.cuda.is_available()", "ready()")])
 def test_a_name_may_have_a_value_in_all_cases_that_come(text: str, old: str, new: str, tmp_path: Path) -> None:
     assert old in text

@@ -74,7 +74,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which no driver has found a GPU."""
     monkeypatch.setattr(nvidia, "DRIVER_FILES", ())
     monkeypatch.setattr(nvidia, "AMD_DRIVER", Path("/dev/nothing"))
-    for name in nvidia.HIDING_AMD:
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
 

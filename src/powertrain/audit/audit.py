@@ -25,7 +25,7 @@ def read_subject(path: Path, root: Path | None = None) -> Subject:
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name one of its files, or audit the folder to have each read by itself")
     if not path.exists():
-        raise WrongUse(f"{path} does not exist; give the path of a training script (.py) or a config (.yaml, .json)")
+        raise WrongUse(f"{path} does not exist; give the path of a training script (.py, .ipynb) or a config (.yaml, .json)")
     if not path.is_file():
         raise WrongUse(f"{path} is no regular file, and is not opened; give the path of a script or config")
     try:
@@ -150,7 +150,8 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
     script = subject.script
     if script is not None and script.modules:
         names = [module.path.name for module in script.modules]
-        said["project"] = f"{len(names)} modules of it are read: {', '.join(names[:6])}{', ...' * (len(names) > 6)}"
+        read = "1 module of it is read" if len(names) == 1 else f"{len(names)} modules of it are read"
+        said["project"] = f"{read}: {', '.join(names[:6])}{', ...' * (len(names) > 6)}"
     if script is not None and script.notes:
         said["imports"] = "; ".join(script.notes)
     if subject.value("model.path") is not None:

@@ -4,16 +4,26 @@ import ast
 import json
 import re
 import warnings
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from textwrap import dedent
 
 from powertrain.records import WrongUse
 
 MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
 MOST_UNPARSED = 50           # broken lines of a script; with more, it is another language or an older Python
+FEWEST_TRIES, MOST_TRIED_BYTES = 5, 1 << 22  # of parsing a script again
 NO_HEADER = "if True:"                       # stands for a broken `else:`, above lines that can be read
 LACKS_BODY = re.compile(r"expected an indented block after .* on line (\d+)")
-OTHER_CELL = re.compile(r"\s*%%(?!time|capture|prun|python)")           # a whole cell for a shell, a file, a page
-OTHER_LINE = re.compile(r"^([ \t]*)(?:[!%]|pip3? install|conda install)[^\n]*$", re.MULTILINE)
+# of a notebook: cells that are no Python, and what stands for IPython's syntax in the others
+OTHER_CELL = re.compile(r"(\s*(#[^\n]*)?\n)*\s*%%(bash|sh|script|html|javascript|js|latex|svg|sql|R|perl|ruby|writefile|file|"
+                        r"markdown|cmd|!)\b")
+MAGICS = tuple((re.compile(pattern, re.MULTILINE), instead) for pattern, instead in (
+    (r"^([ \t]*)%(?:time|timeit|prun)[ \t]+(?=[A-Za-z_])", r"\1"), (r"^([ \t]*[\w, ]+=[ \t]*)[!%](?:[^\n]*\\\n)*[^\n]*",
+                                                                r"\1get_ipython()"),
+    (r"^([ \t]*)(?:[!%?]|pip3? |conda )(?:[^\n]*\\\n)*[^\n]*", r"\1pass"), (r"^([ \t]*)[\w.]+\?{1,2}[ \t]*$", r"\1pass"),
+    (r"([:;])[ \t]*![^\n]*$", r"\1 pass")))
 CELL = re.compile(r'\s*"cell_type":\s*"(\w+)"')
 LARGEST_NOTEBOOK_BYTES = 1 << 26             # with its pictures
 LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
@@ -32,31 +42,35 @@ def read_text(path: Path, what: str, most_bytes: int = LARGEST_BYTES) -> str:
 
 
 def notebook_code(path: Path) -> str:
-    """Return the code of a notebook, each line at the place that it has in the file, where the file has a line for each.
+    """Return the code of a notebook, each line at the place that it has in the file, where Jupyter has written it.
 
     Magics do nothing, and cells in other languages are left out. Raises WrongUse if it cannot be read or is no notebook.
     """
     text = read_text(path, "notebook", LARGEST_NOTEBOOK_BYTES)
     try:
         notebook = json.loads(text)
-        cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        language = str(notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python"))
+        cells = ["".join(cell.get("source") or "") for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        about = notebook.get("metadata") or {}
+        languages = [(about.get(part) or {}).get(key) for part, key in (("kernelspec", "language"), ("language_info", "name"))]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise WrongUse(f"{path} is no notebook that can be read; open it in Jupyter and save it again") from None
+        raise WrongUse(f"{path} is no notebook of nbformat 4 that can be read; open it in Jupyter and save it again") from None
+    language = str(next(filter(None, languages), "python"))
     if "python" not in language.lower():
         raise WrongUse(f"{path} is a notebook in {language[:40]}; an audit reads Python")
+    if (size := sum(map(len, cells))) > LARGEST_BYTES:
+        raise WrongUse(f"{path} has {size:,} bytes of code; a script has at most {LARGEST_BYTES:,}: is it data?")
     first = _first_lines(text)
-    if [cell for _, cell in first] != [cell for cell in cells if cell]:
+    if [cell for _, cell in first if cell] != [cell for cell in cells if cell]:
         first = [(0, cell) for cell in cells]            # it is not written as Jupyter does
     lines: list[str] = []
     for number, cell in first:
         lines += [""] * (number - len(lines)) + ["# %%"]
-        lines += [] if OTHER_CELL.match(cell) else cell.split("\n")
-    return OTHER_LINE.sub(r"\1pass", "\n".join(lines)) + "\n"
+        lines += [] if OTHER_CELL.match(cell) else _without_magics(cell).split("\n")
+    return "\n".join(lines) + "\n"
 
 
 def _first_lines(text: str) -> list[tuple[int, str]]:
-    """Return (line above its code, from 0; code) of each cell with code, in a notebook as Jupyter writes it."""
+    """Return (line above its code, from 0; code) of each cell with code; nothing where lines of code share one of the file."""
     cells: list[tuple[int, str]] = []
     kind, is_source = "", False
     for number, line in enumerate(text.split("\n")):
@@ -66,20 +80,48 @@ def _first_lines(text: str) -> list[tuple[int, str]]:
             is_source = True
             cells.append((number, ""))
         elif is_source and line.strip().startswith('"'):
-            cells[-1] = (cells[-1][0], cells[-1][1] + str(json.loads(line.strip().removesuffix(","))))
+            try:
+                code = str(json.loads(line.strip().removesuffix(",")))
+            except ValueError:                           # two strings in one line
+                return []
+            if "\n" in code[:-1]:
+                return []
+            cells[-1] = (cells[-1][0], cells[-1][1] + code)
         else:
             is_source = False
     return cells
 
 
+def _without_magics(cell: str) -> str:
+    """Return a cell's code with as many lines, in which IPython's own syntax does nothing; blank if it cannot be read."""
+    plain = cell
+    for pattern, instead in MAGICS:
+        plain = pattern.sub(partial(_in_place_of, instead), plain)
+    for text in (cell, plain, dedent(plain)):
+        with suppress(SyntaxError, ValueError, MemoryError, RecursionError):
+            parsed_alone(text)
+            return text
+    return "\n" * cell.count("\n")
+
+
+def _in_place_of(instead: str, found: re.Match[str]) -> str:
+    """Return what stands for a magic, with as many lines."""
+    return found.expand(instead) + "\n" * found[0].count("\n")
+
+
+def parsed_alone(text: str) -> ast.Module:
+    """Return the syntax of a text as it is. Raises SyntaxError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                  # of the text's own escapes
+        return ast.parse(text.removeprefix("\ufeff"))
+
+
 def parsed(text: str) -> ast.Module:
     """Return the syntax of a script, in which a notebook's magics (`!pip install`) do nothing. Raises SyntaxError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")                  # of the script's own escapes
-        try:
-            return ast.parse(text.removeprefix("\ufeff"))
-        except SyntaxError:
-            return ast.parse(MAGIC.sub(r"\1pass", text))
+    try:
+        return parsed_alone(text)
+    except SyntaxError:
+        return parsed_alone(MAGIC.sub(r"\1pass", text))
 
 
 def parsed_in_part(text: str) -> tuple[ast.Module, str]:
@@ -92,7 +134,7 @@ def parsed_in_part(text: str) -> tuple[ast.Module, str]:
     broken: dict[int, str] = {}
     moved: dict[int, int] = {}               # line -> how far it was moved to the left
     first: SyntaxError | None = None
-    for _ in range(MOST_UNPARSED):
+    for _ in range(min(MOST_UNPARSED, max(FEWEST_TRIES, MOST_TRIED_BYTES // (len(text) + 1)))):
         try:
             tree = _moved_back(parsed("\n".join(lines)), moved)
             return tree, "".join(f"{line}\n" for at, line in broken.items() if lines[at].strip() in ("", NO_HEADER))

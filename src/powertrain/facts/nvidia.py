@@ -6,7 +6,6 @@ and at most its minor one, or PTX of at most its capability, which the driver co
 Compatibility").
 """
 
-import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from powertrain.machine import hidden_gpus
+from powertrain.machine import hidden_gpus, hiding_amd
 from powertrain.records import IdleGpu, WrongUse
 
 T = TypeVar("T")
@@ -25,7 +24,6 @@ Version = tuple[int, int]
 OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidia0"))       # these exist where a driver has found a GPU
 AMD_DRIVER = Path("/sys/class/kfd/kfd/topology/nodes")       # of ROCm: a processor has the gpu_id 0
-HIDING_AMD = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7)}    # GPUs of Jetsons, which run no machine code for others
 PAGE = "the page \"Get started\" of pytorch.org gives the command"
 NO_BUILD = "this release of torch has no build for such a GPU"
@@ -105,10 +103,9 @@ def idle_gpu(torch_version: str, torch_cuda: str | None, torch_hip: str | None =
 def _idle_amd_gpu(torch_version: str, torch_hip: str | None) -> IdleGpu | None:
     if not any(_is_gpu(node) for node in AMD_DRIVER.glob("*/gpu_id")):
         return None
-    hiding = next((name for name in HIDING_AMD if name in os.environ), None)
-    if torch_hip is not None and hiding is not None:
-        return IdleGpu("an AMD GPU", "hidden", f"{hiding}={os.environ[hiding]} hides an AMD GPU from torch",
-                       f"unset {hiding} to train on it")
+    if torch_hip is not None and (hiding := hiding_amd()) is not None:
+        return IdleGpu("an AMD GPU", "hidden", f"{hiding} hides an AMD GPU from torch",
+                       f"unset {hiding.partition('=')[0]} to train on it")
     found = f"AMD's driver has found a GPU, and torch {torch_version}"
     if torch_hip is None:
         return IdleGpu("an AMD GPU", "no_rocm_build", f"{found} is a build without ROCm",

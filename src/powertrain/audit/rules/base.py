@@ -87,7 +87,9 @@ def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
     """Make a rule of a function of a subject and its circumstances."""
     @wraps(ask)
     def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        unsure = subject.script is not None and subject.script.unparsed and ask.__name__ in known("rules_on_what_lacks").split()
+        script = subject.script
+        unsure = script is not None and ((script.unparsed and ask.__name__ in known("rules_on_what_lacks").split()) or (
+            script.path.suffix == ".ipynb" and ask.__name__ in known("rules_on_whole_files").split()))
         given = ask(subject, where) if not unsure else ()
         return (_without_our_figures(worded(ask.__name__, subject), where) for worded in given)
 

@@ -24,12 +24,13 @@ def given_in_some_cases(script: Script, subject: Subject, where: Circumstances) 
         others, asked = ifs[-1].orelse, {name for each in ifs for name in _asked(each.test)}
         only_says = bool(others) and all(_only_says(each) for each in others) and not _is_settled(script, ifs, asked)
         switch = _switch(script, first.test) if not others else ""
-        if not (only_says or switch or (not others and _is_of_hardware(script, first))):
+        leaves = any(isinstance(each.body[-1], ast.Break | ast.Continue | ast.Return | ast.Raise) for each in ifs)
+        if leaves or not (only_says or switch or (not others and _is_of_hardware(script, first))):
             continue
         scope = script.function(first)
         trees = [scope] if scope is not None else [tree for tree in trees_of(script) if first in ast.walk(tree)]
         nodes = [node for tree in trees for node in inside(tree)]
-        if any(_lets_in(node, asked) for node in nodes if not script.is_within(node, first)):
+        if any(_lets_in(node, asked) for node in ast.walk(script.tree) if not script.is_within(node, first)):
             continue
         free = {name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal)
                 for name in node.names} | {name for node in nodes for name in bound_by(node)}

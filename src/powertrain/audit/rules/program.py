@@ -1,6 +1,7 @@
 """Rules on a project as one program: names that do not exist, arguments that are missing, data that nothing reads or saves."""
 
 import ast
+import re
 import sys
 import warnings
 from collections import Counter
@@ -42,11 +43,11 @@ GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 
 OTHER_LOADERS = ("Tokenizer.from_pretrained", "Config.from_pretrained", "Processor.from_pretrained")      # which pass over it
 SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
-HELD_OUT = ("val", "eval", "test")
+HELD_OUT, PARTS = ("val", "eval", "test"), ("model", "tokenizer")
 PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # in names of the number of processes
-PARTS = ("model", "tokenizer")
 OF_A_FUNCTION = frozenset(dir(is_tried))
-FOLDERS = ("model", "models", "checkpoint", "checkpoints", "ckpt", "ckpts", "output", "outputs", "results", "saved", "weights")
+OF_PYTHON_3_12 = re.compile(r"\b[rR]?[fF][\"']|^\s*type \w+|^\s*(async def|def|class) \w+\[")       # and of later releases
+FOLDERS = ("model", "models", "checkpoint", "checkpoints", "ckpt", "output", "outputs", "results", "saved", "weights")
 NATIVE, BEGINS = tuple(known("native")), tuple(known("begins"))
 
 
@@ -60,10 +61,10 @@ def refused_by_python(script: Script, subject: Subject, where: Circumstances) ->
                 warnings.simplefilter("ignore")          # of the script's own escapes
                 compile(text.removeprefix("\ufeff"), path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            if str(error).startswith("f-string") and sys.version_info < (3, 12):
-                continue                                 # newer releases of Python take more of them
             line = getattr(error, "lineno", None) or 1
-            words = text.splitlines()[line - 1].strip() if line <= text.count("\n") + 1 and text.strip() else ""
+            words = text.split("\n")[line - 1].strip() if line <= text.count("\n") + 1 else ""
+            if sys.version_info < (3, 12) and (str(error).startswith("f-string") or OF_PYTHON_3_12.search(words)):
+                continue
             yield found("critical", Evidence(words, Place(path, line)), said=getattr(error, "msg", str(error)))
 
 
@@ -80,8 +81,7 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
         lost = [node for node in reached if isinstance(node, ast.Name)
                 and (node in added or (bound is not None and node.id not in bound)) and node in inside
                 and not is_tried(script, node) and not is_annotation(script, node) and node.id not in script.unparsed
-                and not any("version" in script.words(test.test) or "PY2" in script.words(test.test)
-                            for test in script.conditions(node))]
+                and not any(re.search("version|PY2", script.words(test.test)) for test in script.conditions(node))]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
@@ -158,7 +158,7 @@ def missing_arguments(script: Script, subject: Subject, where: Circumstances) ->
         if function is None or function.decorator_list or defined[function.name] > 1 or hides_arguments(call):
             continue
         owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        if owner != "self" and any(kind not in script.classes for kind in script.kinds.get(owner, ())):
+        if owner != "self" and not set(script.classes) >= script.kinds.get(owner, set()):
             continue                         # elsewhere the name holds what a library has made
         spec = function.args
         names = [item.arg for item in (*spec.posonlyargs, *spec.args)]
