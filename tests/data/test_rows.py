@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from powertrain.data.rows import files
@@ -129,6 +129,7 @@ def test_corpora_are_rows_of_text(tmp_path):
     assert first.fields["body"] == Path(first.origin).read_text("utf-8")
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])       # where other work runs beside it
 @given(st.lists(objects, min_size=1, max_size=5), st.booleans())
 def test_jsonl_gives_back_what_was_written(tmp_path_factory, rows, ascii_only):
     path = tmp_path_factory.getbasetemp() / "property.jsonl"
