@@ -259,5 +259,5 @@ def test_tf32_on_an_amd_gpu_is_refused_by_the_trainer_and_not_for_its_age(tmp_pa
                     "Trainer(model, TrainingArguments('out', tf32=True), train_dataset=rows).train()\n", encoding="utf-8")
     amd = replace(gpu("AMD Instinct MI300X"), compute_capability=None, architecture="gfx942")
     (found,) = (one for one in audit(path, here(amd)).findings if one.rule == "tf32_without_effect")
-    assert "takes tf32 with CUDA alone" in found.why
+    assert "accepts tf32 only with CUDA" in found.why
     assert "8.0" not in found.why

@@ -160,8 +160,8 @@ def _circumstances(elsewhere: bool, machine: str | None) -> Where:
     hardware, installed = machine_and_software(machine, cache_folder()) if machine else (
         read_hardware(cache_folder(), measure=False), read_software())
     published = hardware.basis != "measured"
-    source = f"measured there ({machine})" if machine and machine.endswith(".json") else ""
-    source = PUBLISHED if published else source
+    measured_there = machine is not None and machine.endswith(".json")
+    source = PUBLISHED if published else f"measured there ({machine})" if measured_there else ""
     known = Circumstances(hardware, None if published else installed, other=source)
 
     def where(subject: Subject) -> Circumstances:

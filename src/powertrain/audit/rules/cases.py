@@ -4,6 +4,7 @@ import ast
 from collections.abc import Collection
 
 from powertrain.audit.rules.base import Findings, code_rule, found
+from powertrain.audit.rules.command_line import flags_of
 from powertrain.audit.scopes import bound_by, is_tried, run_nodes, trees_of
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
@@ -88,8 +89,7 @@ def _is_settled(script: Script, ifs: list[ast.If], asked: Collection[str]) -> bo
 def _switch(script: Script, test: ast.expr) -> str:
     """Return the option of the command line that a test asks for, if it is one that is on or off; else ""."""
     name = last_name(test) if isinstance(test, ast.Attribute) and not script.assigned(test) else ""
-    asked = [call for call in script.calls(".add_argument") for item in call.args[-1:]
-             if isinstance(item, ast.Constant) and str(item.value).lstrip("-").replace("-", "_") == name]
+    asked = [call for call in script.calls(".add_argument") if name in flags_of(call)]
     is_one = bool(asked) and getattr(argument(asked[0], "action"), "value", "") == "store_true"
     by_default = bool(asked) and argument(asked[0], "default") is not None
     return name if is_one and not by_default and not script.has_call(".set_defaults") else ""

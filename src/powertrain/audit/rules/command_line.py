@@ -28,9 +28,9 @@ def options_missing(script: Script, subject: Subject, where: Circumstances) -> F
         script.name(call) == "argparse.ArgumentParser" and any(item.arg in ("parents", None) for item in call.keywords))
         for call in calls)
     added = [call for call in calls if last_name(call.func) == "add_argument"]
-    if not parsers or "" in parsers or handed_on or any(not _flags(call) for call in added):
+    if not parsers or "" in parsers or handed_on or any(not flags_of(call) for call in added):
         return
-    names = {name for call in added for name in _flags(call)} | OF_A_NAMESPACE
+    names = {name for call in added for name in flags_of(call)} | OF_A_NAMESPACE
     names |= {str(node.value) for node in every(ast.Constant, script.tree)}
     names |= {node.attr for node in every(ast.Attribute, script.tree) if not isinstance(node.ctx, ast.Load)}
     spaces = _namespaces(script)
@@ -41,7 +41,7 @@ def options_missing(script: Script, subject: Subject, where: Circumstances) -> F
                     names=", ".join(dict.fromkeys(f"--{node.attr}" for node in lost)))
 
 
-def _flags(call: ast.Call) -> set[str]:
+def flags_of(call: ast.Call) -> set[str]:
     """Return the names under which the command line's result has an option; none where they cannot be read."""
     flags = [item.value for item in call.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     if len(flags) < len(call.args):
@@ -92,8 +92,8 @@ def option_stays_text(script: Script, subject: Subject, where: Circumstances) ->
     typed = {"type", "action", None}
     lost = [call for call in script.calls(".add_argument") if not typed & {item.arg for item in call.keywords}
             and isinstance(default := argument(call, "default"), ast.Constant) and type(default.value) in (int, float)
-            and not _flags(call) & cast
-            and any(_is_reckoned_with(script, node) for node in script.every(ast.Attribute) if node.attr in _flags(call))]
+            and not flags_of(call) & cast
+            and any(_is_reckoned_with(script, node) for node in script.every(ast.Attribute) if node.attr in flags_of(call))]
     if lost:
         yield found("critical", *lost, names=_named(lost))
 
@@ -129,4 +129,4 @@ def _of_type(script: Script, *types: str) -> list[ast.Call]:
 
 
 def _named(calls: list[ast.Call]) -> str:
-    return ", ".join(f"--{name}" for call in calls for name in sorted(_flags(call)))
+    return ", ".join(f"--{name}" for call in calls for name in sorted(flags_of(call)))
