@@ -16,6 +16,7 @@ from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 MOST_FILES = 500                             # of a folder: more is no project of one training
+WITHOUT_OPTIONS = "started without options"
 CONFIGS, NOTEBOOK = (".yaml", ".yml", ".json"), ".ipynb"
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
@@ -98,14 +99,16 @@ def audit_subject(subject: Subject, where: Circumstances) -> Audit:
 def _ask_each(subject: Subject, where: Circumstances) -> tuple[list[Finding], dict[str, list[str]]]:
     """Return the findings of each way to start the subject; what holds in one of them only says so."""
     found, depends = _ask(subject, where)
-    if subject.other is None:
-        return found, depends
-    others = _ask(subject.other, where)[0]
-    both = {(one.rule, one.evidence) for one in found} & {(one.rule, one.evidence) for one in others}
-    rules = {one.rule for one in found} & {one.rule for one in others}       # the same cause, seen at other lines
-    return [one if (one.rule, one.evidence) in both or one.rule in rules else replace(one, when=subject.launch)
-            for one in found] + [
-        replace(one, when=subject.other.launch) for one in others if one.rule not in rules], depends
+    told = [one.rule for one in found]
+    for other in subject.others:
+        theirs = [one for one in _ask(other, where)[0] if one.severity != "good"]
+        rules = {one.rule for one in theirs}             # the same cause, perhaps seen at other lines
+        without = subject.launch if other.script is None or other.script.command is None else WITHOUT_OPTIONS
+        found = [one if one.rule in rules or one.when or one.severity == "good" or one.rule not in told
+                 else replace(one, when=without) for one in found]
+        known = {one.rule for one in found}
+        found += [replace(one, when=one.when or other.launch) for one in theirs if one.rule not in known]
+    return found, depends
 
 
 def _ask(subject: Subject, where: Circumstances) -> tuple[list[Finding], dict[str, list[str]]]:

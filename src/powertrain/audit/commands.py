@@ -1,35 +1,20 @@
 """The commands by which a project starts its script: those in its shell scripts and its README."""
 
 import os
-import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 
 from powertrain.audit.project import walked
-from powertrain.audit.script import Script
+from powertrain.audit.script import Command, Script
 from powertrain.records.findings import Place
 
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 ENDS = (";", "&&", "||", "|", "&", "#", ">", ">>", "<", "2>&1", "```", "`")
 MOST_FOLDERS, MOST_BYTES = 1000, 200_000     # of a project, and of a shell script
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command that starts the script."""
-
-    place: Place
-    words: tuple[str, ...]                   # behind the script's name
-    starter: tuple[str, ...]                 # before it
-
-    @property
-    def options(self) -> Iterator[str]:
-        yield from (word[2:].partition("=")[0] for word in self.words if re.fullmatch(r"--[A-Za-z][\w-]*(=.*)?", word))
 
 
 @lru_cache(maxsize=2)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.audit.arithmetic import FUNCTIONS, MOST, TEXT_METHODS, WRONG, apply_operator
-from powertrain.audit.script import Script, Setting
+from powertrain.audit.script import FILLED_IN, Script, Setting
 from powertrain.records.findings import Place
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")    # torchrun's variables
@@ -38,6 +38,8 @@ class Reference:
 
 
 ENVIRONMENT = Reference("os.environ")
+WORDS = Reference("sys.argv")
+
 
 @dataclass(eq=False)
 class Table:
@@ -163,6 +165,8 @@ def attribute(owner: Any, name: str) -> Setting | None:
     """Return an attribute of an instance or class with its place; None where it is not known."""
     if isinstance(owner, Scope):
         return Setting(owner.names[name], Place(""), name) if name in owner.names else None
+    if isinstance(owner, Table):             # of OmegaConf; a plain dict has no such attributes
+        return owner.entries.get(name)
     if isinstance(owner, ClassValue):
         return next((each.fields[name] for each in owner.lineage if name in each.fields), None)
     if isinstance(owner, Made):
@@ -227,9 +231,15 @@ class Expressions:
 
     def _of(self, owner: Any, node: ast.Attribute) -> Any:
         if isinstance(owner, Reference):
-            return Reference(f"{owner.name}.{node.attr}")
+            named = Reference(f"{owner.name}.{node.attr}")
+            return self.words_given() if named == WORDS and self.script.command is not None else named
         found = attribute(owner, node.attr)
         return self.unread(node) if found is None else found.value
+
+    def words_given(self) -> list[Any]:
+        """Return sys.argv of the command that is looked at."""
+        words = self.script.command.words if self.script.command is not None else ()
+        return [self.script.path.name, *(Unread(word) if FILLED_IN.search(word) else word for word in words)]
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set, scope: Scope) -> Any:
         items: list[Any] = []

@@ -14,7 +14,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit import expressions, known_calls
+from powertrain.audit import command_lines, expressions, known_calls
 from powertrain.audit.expressions import ClassValue, Expressions, FunctionValue, Made, Reference, Scope, Table, Unread
 from powertrain.audit.script import Module, Script, Setting
 from powertrain.audit.syntax import FunctionNode, argument, every, last_name
@@ -301,7 +301,8 @@ class _Follower(Expressions):
         self.followed.calls.append(made)
         launched = known_calls.launched(made)
         if launched is not None:                         # `notebook_launcher(train, args=(…))`, `fire.Fire(train)`
-            self.enter(launched[0], expressions.Arguments(launched[1], {}))
+            given = command_lines.settings_of(self.script.command) if made.last == "Fire" and self.script.command else {}
+            self.enter(launched[0], expressions.Arguments(launched[1], given))
         value = known_calls.result(made, self.script)
         if made.last in known_calls.INTO_DATACLASSES and isinstance(value, tuple):
             self.followed.calls += [item for item in value if isinstance(item, Made)]
@@ -351,6 +352,12 @@ class _Follower(Expressions):
     def _options(self, function: FunctionValue) -> dict[str, Any]:
         """Return what parameters have that nobody gives: a dataclass, the default of `@click.option("--size", default=4)`."""
         found: dict[str, Any] = {}
+        names = [item.arg for item in function.node.args.args]
+        module = self.script.module(function.node)
+        folder = (module.file if module is not None else self.script.path).parent
+        composed = command_lines.of_hydra(function.node, self.script, folder)
+        if composed is not None and names:
+            found[names[0]] = composed
         for item in (*function.node.args.args, *function.node.args.kwonlyargs):
             kind = self.value(item.annotation, function.scope) if isinstance(item.annotation, ast.Name) else None
             if isinstance(kind, ClassValue) and self._has_defaults(function, kind.node):

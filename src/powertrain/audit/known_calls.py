@@ -4,15 +4,13 @@ Only defaults are known of what comes from a command line; that is what the scri
 """
 
 import ast
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.configs import Marked, read_marked
+from powertrain.audit import command_lines
 from powertrain.audit.expressions import LAUNCHED, ClassValue, FunctionValue, Made, Reference, Table, Unread, attribute
 from powertrain.audit.script import WRAPPED, Script, Setting
-from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 
 CASTS = {"int": int, "float": float, "str": str}
@@ -23,7 +21,8 @@ SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requir
 OF_THE_MACHINE = ("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")      # what only a run tells
 UNSET = Unread("a variable that only a launcher sets")
 INTO_DATACLASSES = ("parse_args_into_dataclasses", "parse_args_and_config")          # of HfArgumentParser, of TrlParser
-MAIN_METHODS = ("parse_args", "parse_known_args", *INTO_DATACLASSES)
+FROM_A_FILE = ("parse_yaml_file", "parse_json_file")     # of HfArgumentParser
+MAIN_METHODS = ("parse_args", "parse_known_args", *INTO_DATACLASSES, *FROM_A_FILE)
 
 
 def result(made: Made, script: Script) -> Any:
@@ -90,7 +89,8 @@ def add_argument(parser: Made, made: Made) -> None:
     long = [flag for flag in flags if flag.startswith("--")] or flags
     if not long:
         return
-    name = made.get("dest", long[0].lstrip("-").replace("-", "_"))
+    name = command_lines.dest_of(made)
+    parser.attributes.setdefault("added", []).append(made)
     value = default_of(made) if flags[0].startswith("-") else Unread(f"argument {flags[0]}")
     place = made.named["default"].place if "default" in made.named else Place("", getattr(made.node, "lineno", 0))
     parser.attributes.setdefault("arguments", {})[name] = Setting(value, place, f"{long[0]} (default {value!r})")
@@ -109,20 +109,43 @@ def default_of(made: Made) -> Any:
 
 def parsed(parser: Made, made: Made, script: Script) -> Any:
     """Return argparse's namespace of defaults, or HfArgumentParser's instances."""
-    if made.last in INTO_DATACLASSES:
-        kinds = parser.argument(0, "dataclass_types")
-        return tuple(_instance_of(kind, parser, script) for kind in (kinds if isinstance(kinds, (list, tuple)) else [kinds]))
-    namespace = Made("argparse.Namespace", made.node, attributes=dict(parser.attributes.get("arguments", {})))
+    if made.last in INTO_DATACLASSES + FROM_A_FILE:
+        given = parser.argument(0, "dataclass_types")
+        kinds = given if isinstance(given, (list, tuple)) else [given]
+        table = _read_by(made, script)
+        own = {name for kind in kinds if isinstance(kind, ClassValue) for name, _ in command_lines.annotations(kind)}
+        return tuple(_instance_of(kind, parser, script, table, own) for kind in kinds)
+    arguments = dict(parser.attributes.get("arguments", {}))
+    if script.command is not None and not made.positional:
+        arguments |= command_lines.of_argparse(script.command, parser.attributes.get("added", []))
+    namespace = Made("argparse.Namespace", made.node, attributes=arguments)
     return (namespace, []) if made.last == "parse_known_args" else namespace
 
 
-def _instance_of(kind: Any, parser: Made, script: Script) -> Any:
+def _read_by(made: Made, script: Script) -> Table | None:
+    """Return the file that HfArgumentParser or TrlParser reads, where it is known; None without one."""
+    if made.last in FROM_A_FILE:
+        return read_file(made.argument(0, made.last.removeprefix("parse_")), script)
+    said = command_lines.settings_of(script.command).get("config") if script.command is not None else None
+    return read_file(said.value, script) if said is not None and made.last == "parse_args_and_config" else None
+
+
+def _instance_of(kind: Any, parser: Made, script: Script, table: Table | None, own: Collection[str]) -> Any:
+    """Return what a parser makes of a class: its defaults, what a file and a command say. `own`: fields of the project's."""
+    command, said = script.command, dict(table.entries) if table is not None else {}
+    opened = "" if command is not None or table is not None else "the command line"
+    rest = {name: each for name, each in command_lines.settings_of(command).items() if name != "config"} if command else {}
+    theirs = {name: each for name, each in {**said, **rest}.items() if name not in own}
     if isinstance(kind, ClassValue):
-        foreign = foreign_base(kind)
-        return Made(foreign or kind.node.name, parser.node, [], all_fields(kind), dict(all_fields(kind)), local=kind,
-                    open="the command line" if foreign else "")
+        foreign, fields = foreign_base(kind), all_fields(kind)
+        mine = {name for name, _ in command_lines.annotations(kind)}
+        fields |= {name: each for name, each in said.items() if name in mine}
+        fields |= command_lines.of_fields(command, kind) if command is not None else {}
+        fields |= theirs if foreign else {}
+        return Made(foreign or kind.node.name, parser.node, [], fields, dict(fields), local=kind,
+                    open=opened if foreign else "")
     if isinstance(kind, Reference):
-        return Made(kind.name, parser.node, open="the command line")
+        return Made(kind.name, parser.node, named=theirs, open=opened)
     return Unread(script.words(parser.node))
 
 
@@ -192,15 +215,7 @@ def read_file(source: Any, script: Script) -> Table | None:
         return None
     folders = (script.path.parent, script.root or Path(), Path())
     file = next((folder / source for folder in folders if (folder / source).is_file()), None)
-    if file is not None:
-        with suppress(WrongUse):
-            return _table(read_marked(file), file, file.read_text(encoding="utf-8-sig").splitlines())
-    return None
-
-
-def _table(found: Marked, path: Path, lines: list[str]) -> Table:
-    return Table({name: Setting(_table(each, path, lines) if each.inner else each.value, Place(str(path), each.line),
-                                lines[each.line - 1].strip().rstrip(",")) for name, each in found.inner.items()})
+    return command_lines.read_table(file) if file is not None else None
 
 
 def launched(made: Made) -> tuple[FunctionValue, list[Any]] | None:

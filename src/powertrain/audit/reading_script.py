@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit import reading_calls
+from powertrain.audit.commands import commands
 from powertrain.audit.config_values import vocabulary
 from powertrain.audit.expressions import Expressions, Made, Unread, is_known, plain
 from powertrain.audit.following import Followed, follow
@@ -42,6 +43,8 @@ GOES_ON: Beyond = {ast.Lt: 0, ast.NotEq: 0, ast.LtE: 1}      # the test under wh
 MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 ALONE: dict[str, str] = {}
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+SPREADING = ("torchrun", "accelerate", "deepspeed", "torch.distributed")     # beginnings of words that start processes
+MOST_COMMANDS = 2                            # of a project that are followed
 WITHOUT, WITH = "started without torchrun", "started with torchrun"
 ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
@@ -204,13 +207,22 @@ def times(made: Made) -> Any:
 def read_script(path: Path, text: str | None = None, root: Path | None = None) -> Subject:
     """Return the settings of a Python script, or of another text in its place. Raises WrongUse where it cannot be parsed."""
     script = load(path, text, root)
-    if not script.says_launch:
-        return _subject(script, follow(script))
-    launches = [replace(script, launch=launch) for launch in (ALONE, TORCHRUN)]
-    alone, spread = (follow(one) for one in launches)
-    one, other = (_subject(replace(each, dead=_dead(mine, theirs)), mine, said) for each, mine, theirs, said in (
-        (launches[0], alone, spread, WITHOUT), (launches[1], spread, alone, WITH)))
-    return replace(one, other=other)
+    launches = [("", script)] if not script.says_launch else [
+        (said, replace(script, launch=launch)) for said, launch in ((WITHOUT, ALONE), (WITH, TORCHRUN))]
+    launches += _commanded(script)
+    seen = [follow(one) for _, one in launches]
+    made = [_subject(replace(one, dead=_dead(mine, seen[at == 0])), mine, said) if len(seen) > 1 else _subject(one, mine)
+            for at, ((said, one), mine) in enumerate(zip(launches, seen, strict=True))]
+    return replace(made[0], others=tuple(made[1:]))
+
+
+def _commanded(script: Script) -> Iterator[tuple[str, Script]]:
+    """Yield the script as commands of its project start it that give it options, the first few of them."""
+    found = {command.words: command for command in reversed(commands(script)) if command.words}
+    for command in list(reversed(found.values()))[:MOST_COMMANDS]:
+        spread = any(word.rpartition("/")[2].startswith(SPREADING) for word in command.starter)
+        launch = None if not script.says_launch else TORCHRUN if spread else ALONE
+        yield f"started as in {command.place}", replace(script, command=command, launch=launch)
 
 
 def _dead(mine: Followed, theirs: Followed) -> frozenset[ast.AST]:

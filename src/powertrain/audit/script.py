@@ -21,6 +21,7 @@ from powertrain.records.findings import Evidence, Place
 
 SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
 TRAINING = ("Trainer", "TrainingArguments", "SFTConfig")     # ends of the names of calls without which nothing is trained
+FILLED_IN = re.compile(r"[$<>{}*`]|\.\.\.")  # in a command's word: another one stands there when it is given
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
            "prepare_model_for_kbit_training", "prepare_model_for_int8_training")     # calls that give back their model
@@ -57,6 +58,19 @@ class Module:
     first: int = 0                           # its first line in the text of the whole
 
 
+@dataclass(frozen=True)
+class Command:
+    """One command by which the project starts the script."""
+
+    place: Place
+    words: tuple[str, ...]                   # behind the script's name
+    starter: tuple[str, ...]                 # before it
+
+    @property
+    def options(self) -> Iterator[str]:
+        yield from (word[2:].partition("=")[0] for word in self.words if re.fullmatch(r"--[A-Za-z][\w-]*(=.*)?", word))
+
+
 @dataclass(frozen=True, eq=False)        # what is worked out of one is kept by identity
 class Script:
     """A parsed script, with the modules of its project below it (project.py). Nothing of it is ever run."""
@@ -74,6 +88,7 @@ class Script:
     project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
     root: Path | None = None                 # the project's folder
     launch: Mapping[str, str] | None = None  # the launcher's variables, of the launch that is looked at; None: not known
+    command: Command | None = None           # the command that is looked at; None: without options
     unused: frozenset[ast.AST] = frozenset()         # statements that the defaults of all settings never reach
     dead: frozenset[ast.AST] = frozenset()   # statements that this launch never reaches, and another one does
 

@@ -128,7 +128,7 @@ class Subject:
     unknown: Mapping[str, Setting] = field(default_factory=dict)     # keys of a config that its trainer does not have
     script: Script | None = None             # its code, if it is one
     launch: str = ""                         # how it is started, where that matters: "started with torchrun"
-    other: "Subject | None" = None           # the same script, started in the other way
+    others: "tuple[Subject, ...]" = ()       # the same script, started in other ways
 
     def value(self, key: str) -> Any:
         """Return the value that the file sets for `key`; None where it sets none, or none that can be read."""

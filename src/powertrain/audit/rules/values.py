@@ -3,13 +3,13 @@
 import ast
 from typing import Any
 
-from powertrain.audit.commands import Command, commands, text_of
+from powertrain.audit.commands import commands, text_of
 from powertrain.audit.installed import defined, in_force, members
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, is_loss, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
 from powertrain.audit.scopes import KNOWN, bound_by, bound_names, is_tried, trees_of
-from powertrain.audit.script import Script
+from powertrain.audit.script import Command, Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import (
     FunctionNode,
