@@ -11,12 +11,13 @@ from powertrain.audit.parsing import notebook_code
 from powertrain.audit.project import walked
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
+from powertrain.audit.rules.base import known
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 MOST_FILES = 500                             # of a folder: more is no project of one training
-WITHOUT_OPTIONS = "started without options"
+WITHOUT_OPTIONS = "started without the options that the project gives it"
 CONFIGS, NOTEBOOK = (".yaml", ".yml", ".json"), ".ipynb"
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
@@ -103,11 +104,12 @@ def _ask_each(subject: Subject, where: Circumstances) -> tuple[list[Finding], di
     for other in subject.others:
         theirs = [one for one in _ask(other, where)[0] if one.severity != "good"]
         rules = {one.rule for one in theirs}             # the same cause, perhaps seen at other lines
-        without = subject.launch if other.script is None or other.script.command is None else WITHOUT_OPTIONS
+        commanded = other.script is not None and other.script.command is not None
+        rules |= {*known("rules_on_what_lacks").split()} if commanded else set()         # which are not asked of a command
         found = [one if one.rule in rules or one.when or one.severity == "good" or one.rule not in told
-                 else replace(one, when=without) for one in found]
-        known = {one.rule for one in found}
-        found += [replace(one, when=one.when or other.launch) for one in theirs if one.rule not in known]
+                 else replace(one, when=WITHOUT_OPTIONS if commanded else subject.launch) for one in found]
+        seen = {one.rule for one in found}
+        found += [replace(one, when=one.when or other.launch) for one in theirs if one.rule not in seen]
     return found, depends
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit.configs import Marked, read_marked
-from powertrain.audit.expressions import ClassValue, Made, Reference, Table, Unread
+from powertrain.audit.expressions import ClassValue, Made, Reference, Table, TextNumber, Unread
 from powertrain.audit.script import FILLED_IN, Command, Script, Setting
 from powertrain.audit.syntax import argument
 from powertrain.records import WrongUse
@@ -21,6 +21,7 @@ OPTION = re.compile(r"--?[A-Za-z]")
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 CASTS = {"int": int, "float": float, "str": str, "bool": bool, "pathlib.Path": str}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+WITHOUT_DOT = re.compile(r":\s*[+-]?\d+e[+-]?\d+\s*(#.*)?$", re.IGNORECASE)
 FILLED_BY_HYDRA = re.compile(r"\$\{|\?\?\?")
 
 
@@ -202,10 +203,10 @@ def _override(table: Table, keys: Sequence[str], setting: Setting) -> None:
 
 
 def read_table(file: Path, *, of_hydra: bool = False) -> Table | None:
-    """Return the table of a YAML or JSON file; None where it has none. Hydra reads 2e-5 as a number, and fills in `${...}`."""
+    """Return the table of a YAML or JSON file; None where it has none. `of_hydra`: which fills in `${...}`."""
     with suppress(WrongUse, OSError):
         if file.is_file():
-            return _table(read_marked(file), file, file.read_text(encoding="utf-8-sig").splitlines(), of_hydra)
+            return _table(read_marked(file, doubles=True), file, file.read_text(encoding="utf-8-sig").splitlines(), of_hydra)
     return None
 
 
@@ -216,6 +217,7 @@ def _table(found: Marked, path: Path, lines: list[str], of_hydra: bool) -> Table
         if of_hydra and isinstance(each.value, str):
             return Unread(each.value) if FILLED_BY_HYDRA.search(each.value) else number_or_text(
                 each.value) if NUMBER.fullmatch(each.value) else each.value
-        return each.value
+        spelled = lines[each.line - 1] if isinstance(each.value, float) and path.suffix != ".json" and not of_hydra else ""
+        return TextNumber(each.value) if WITHOUT_DOT.search(spelled) else each.value
     return Table({name: Setting(value_of(each), Place(str(path), each.line), lines[each.line - 1].strip().rstrip(","))
-                  for name, each in found.inner.items()})
+                  for name, each in found.inner.items()}, file=str(path))

@@ -51,10 +51,13 @@ class Marked:
     inner: Mapping[str, Marked] = field(default_factory=dict)    # of a table
 
 
-def read_marked(path: Path) -> Marked:
-    """Return the table of a YAML or JSON file. Raises WrongUse if it cannot be read or holds something else."""
+def read_marked(path: Path, *, doubles: bool = False) -> Marked:
+    """Return the table of a YAML or JSON file. Raises WrongUse if it cannot be read or holds something else.
+
+    `doubles`: of a key that is there twice the last one counts, as for PyYAML, and is not refused.
+    """
     text = read_text(path, "config")
-    found = _read_yaml(_checked_json(text, path) if text.lstrip().startswith("{") else text, path)
+    found = _read_yaml(_checked_json(text, path) if text.lstrip().startswith("{") else text, path, doubles)
     if not isinstance(found.value, dict):
         kind = "a list" if isinstance(found.value, list) else "a text" if isinstance(found.value, str) else \
             f"the value {shown(found.value)}"
@@ -94,12 +97,12 @@ def _checked_json(text: str, path: Path) -> str:
     return text
 
 
-def _read_yaml(text: str, path: Path) -> Marked:
+def _read_yaml(text: str, path: Path, doubles: bool) -> Marked:
     try:
         node = yaml.compose(text, Loader=Yaml)
         if node is None:
             return Marked({}, 1)
-        return _from_node(node, node.start_mark.line + 1, Yaml(""), iter(range(MOST_NODES)), path)
+        return _from_node(node, node.start_mark.line + 1, Yaml(""), iter(range(MOST_NODES)), path, doubles)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f":{where.line + 1}" if where else ""
@@ -107,17 +110,18 @@ def _read_yaml(text: str, path: Path) -> Marked:
         raise WrongUse(f"{path}{line} is not YAML: {problem}") from None
 
 
-def _from_node(node: yaml.Node, line: int, loader: Yaml, budget: Iterator[int], path: Path) -> Marked:
+def _from_node(node: yaml.Node, line: int, loader: Yaml, budget: Iterator[int], path: Path, doubles: bool) -> Marked:
     if next(budget, None) is None:
         raise WrongUse(f"{path} unfolds to more than {MOST_NODES:,} values; take its aliases out")
     if isinstance(node, yaml.MappingNode):
-        _refuse_doubles(node, path)
+        if not doubles:
+            _refuse_doubles(node, path)
         loader.flatten_mapping(node)         # `<<: *defaults`; what is merged comes first, and what is written here last
-        inner = {printable(str(key.value)): _from_node(value, key.start_mark.line + 1, loader, budget, path)
+        inner = {printable(str(key.value)): _from_node(value, key.start_mark.line + 1, loader, budget, path, doubles)
                  for key, value in node.value}
         return Marked({name: each.value for name, each in inner.items()}, line, inner)
     if isinstance(node, yaml.SequenceNode):
-        return Marked([_from_node(item, line, loader, budget, path).value for item in node.value], line)
+        return Marked([_from_node(item, line, loader, budget, path, doubles).value for item in node.value], line)
     return Marked(_scalar(node, loader), line)
 
 

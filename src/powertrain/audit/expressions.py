@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from powertrain.audit.arithmetic import FUNCTIONS, MOST, TEXT_METHODS, WRONG, apply_operator
@@ -37,6 +37,10 @@ class Reference:
     name: str
 
 
+class TextNumber(float):
+    """A number that PyYAML reads as a text: it wants a dot before the exponent of 2e-5."""
+
+
 ENVIRONMENT = Reference("os.environ")
 WORDS = Reference("sys.argv")
 
@@ -47,6 +51,9 @@ class Table:
 
     entries: dict[Any, Setting] = field(default_factory=dict)
     open: str = ""
+    file: str = ""                           # the config that it is read from
+    doubts: int = 0                          # how many conditions were not known where it was made
+    perhaps: set[Any] = field(default_factory=set)       # entries that one more condition decides on
 
 
 @dataclass(eq=False)
@@ -62,6 +69,7 @@ class Made:
     local: ClassValue | None = None          # of an instance of the script's own class
     open: str = ""                           # `**kwargs` that cannot be read, as spelled
     doubts: tuple[str, ...] = ()             # the conditions, not known to hold, under which it is called
+    perhaps: frozenset[str] = frozenset()    # arguments that one more condition decides on
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a named argument."""
@@ -188,6 +196,7 @@ class Arguments:
     positional: list[Any]
     named: dict[str, Setting]
     open: str = ""                           # `**kwargs` that cannot be read, as spelled
+    perhaps: frozenset[str] = frozenset()    # names that are given under a condition only
 
 
 class Expressions:
@@ -200,6 +209,9 @@ class Expressions:
     def call(self, called: Any, owner: Any, node: ast.Call, arguments: Arguments) -> Any:
         """Return what a call gives: not known, unless a subclass follows calls. `owner`: whose method is called."""
         return self.unread(node)
+
+    def missing(self, node: ast.Subscript, owner: Table, key: str) -> None:
+        """Note that a config is asked for a key that it does not have: nothing, unless a subclass does."""
 
     def unread(self, node: ast.AST) -> Unread:
         return Unread(self.script.words(node))
@@ -272,11 +284,34 @@ class Expressions:
                 table.open = self.script.words(key)
         return table
 
+    def _dictcomp(self, node: ast.DictComp, scope: Scope) -> Any:
+        """Return `{k: v for k, v in table.items() if ...}` of a table that is known."""
+        made, each = Table(), node.generators[0]
+        items = each.iter if len(node.generators) == 1 and isinstance(each.iter, ast.Call) else None
+        method = items.func if items is not None and not items.args and isinstance(items.func, ast.Attribute) else None
+        owner = self.value(method.value, scope) if method is not None and method.attr == "items" else None
+        names = [item.id for item in getattr(each.target, "elts", ()) if isinstance(item, ast.Name)]
+        if not isinstance(owner, Table) or len(names) != 2:
+            return self.unread(node)
+        made.open = owner.open
+        for key, setting in owner.entries.items():
+            inner = Scope({names[0]: key, names[1]: setting.value}, scope)
+            held = [truth(self.value(test, inner)) for test in each.ifs]
+            name = self.value(node.key, inner)
+            if False in held:
+                continue
+            if not isinstance(name, (str, int)):
+                return self.unread(node)
+            made.entries[name] = replace(setting, value=self.value(node.value, inner))
+            made.perhaps |= {name} if None in held or key in owner.perhaps else set()
+        return made
+
     def merge(self, table: Table, value: Any, spelled: str) -> None:
         """Add `**value` to a table: its entries, and whether there may be more."""
         if isinstance(value, Table):
             table.entries.update(value.entries)
             table.open = table.open or value.open
+            table.perhaps |= value.perhaps
         elif value is not None:
             table.open = table.open or spelled
 
@@ -296,7 +331,7 @@ class Expressions:
     def _binop(self, node: ast.BinOp, scope: Scope) -> Any:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         if isinstance(node.op, ast.BitOr) and isinstance(left, Table) and isinstance(right, Table):
-            merged = Table(dict(left.entries), left.open)
+            merged = Table(dict(left.entries), left.open, perhaps=set(left.perhaps))
             self.merge(merged, right, self.script.words(node.right))
             return merged
         if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
@@ -365,6 +400,8 @@ class Expressions:
             return self.script.launch.get(str(key), self.unread(node))
         if isinstance(owner, Table) and is_known(key) and key in owner.entries:
             return owner.entries[key].value
+        if isinstance(owner, Table) and isinstance(key, str) and owner.file and not owner.open:
+            self.missing(node, owner, key)
         if isinstance(owner, (list, tuple, str)) and isinstance(key, int) and -len(owner) <= key < len(owner):
             return owner[key]
         return self.unread(node)
@@ -396,7 +433,7 @@ class Expressions:
                 and all(map(is_known, positional)) and not named):
             wide = method.attr == "format" and ":" in owner          # a width may ask for any amount of memory
             return self.unread(node) if wide else self.attempt(node, getattr(owner, method.attr), *positional)
-        return self.call(called, owner, node, Arguments(positional, named, opened))
+        return self.call(called, owner, node, Arguments(positional, named, opened, frozenset(map(str, table.perhaps))))
 
 
 def truth(value: Any) -> bool | None:

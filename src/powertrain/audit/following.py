@@ -9,7 +9,7 @@ parameters' defaults. The result is every call of foreign code, in the order rea
 import ast
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Followed:
     before: dict[ast.AST, list[Scope]] = field(default_factory=dict)     # what was known where a loop began, each time it did
     doubts: dict[ast.AST, tuple[str, ...]] = field(default_factory=dict)         # of each loop, as of calls
     tests: dict[ast.If, set[bool | None]] = field(default_factory=dict)  # what each condition was, each time it was met
+    missing: list[tuple[ast.Subscript, str, str]] = field(default_factory=list)      # reads of a config: it, its file, the key
 
 
 def follow(script: Script) -> Followed:
@@ -62,6 +63,7 @@ class _Follower(Expressions):
         self.followed = Followed(script)
         self.entered: set[ast.AST] = set()
         self.defined: dict[ast.AST, FunctionValue] = {}      # functions in functions, with the names that they see
+        self.instances: dict[ast.AST, Made] = {}             # by class, the last one that was made
         self.scopes: dict[Path | None, Scope] = {}
         self.stack: list[ast.AST] = []
         self.returns: list[list[Any]] = []
@@ -92,10 +94,22 @@ class _Follower(Expressions):
         return self.scopes[key]
 
     def _owner(self, node: FunctionNode) -> Any:
-        """Return an instance with unknown attributes for a method that no seen code calls; None for a plain function."""
+        """Return an instance for a method that no seen code calls; None for a plain function.
+
+        It is the one that the script makes, with the attributes that only `__init__` sets, or one of which nothing is known.
+        """
         parent = self.script.parents.get(node)
         static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in node.decorator_list)
-        return Made(parent.name, parent) if isinstance(parent, ast.ClassDef) and not static else None
+        if not isinstance(parent, ast.ClassDef) or static:
+            return None
+        made = self.instances.get(parent)
+        if made is None or made.local is None:
+            return Made(parent.name, parent)
+        methods = [method for kind in made.local.lineage for name, method in kind.methods.items() if name != "__init__"]
+        changed = {each.attr for method in methods for each in every(ast.Attribute, method.node)
+                   if not isinstance(each.ctx, ast.Load)}
+        kept = {name: value for name, value in made.attributes.items() if name not in changed}
+        return replace(made, attributes=kept, named={})
 
     def block(self, body: Sequence[ast.stmt], scope: Scope) -> bool:
         """Follow statements; return whether control leaves the block before its end."""
@@ -152,10 +166,21 @@ class _Follower(Expressions):
             owner, key = self.value(target.value, scope), self.value(target.slice, scope)
             setting = self.script.setting(statement, value)
             if isinstance(owner, Table) and isinstance(key, (str, int)):
+                if key not in owner.entries and len(self.doubts) > owner.doubts:
+                    owner.perhaps.add(key)
                 owner.entries[key] = setting
             elif isinstance(owner, Table):
                 owner.open = self.script.words(target)
             self.followed.items.append(Written(owner, key if isinstance(key, str) else "", setting, statement, (*self.doubts,)))
+
+    def _dict(self, node: ast.Dict, scope: Scope) -> Table:
+        table = super()._dict(node, scope)
+        table.doubts = len(self.doubts)
+        return table
+
+    def missing(self, node: ast.Subscript, owner: Table, key: str) -> None:
+        if not self.doubts and isinstance(node.ctx, ast.Load):
+            self.followed.missing.append((node, owner.file, key))
 
     def _remember(self, name: str, value: Any) -> None:
         if isinstance(value, Made):
@@ -234,13 +259,19 @@ class _Follower(Expressions):
     _asyncwith = _with
 
     def _try(self, statement: ast.Try, scope: Scope) -> None:
+        before = len(self.returns[-1]) if self.returns else 0
         left = self.block(statement.body, scope) or self.block(statement.orelse, scope)
+        given = self.returns[-1][before:] if self.returns else []
+        reads = left and any(isinstance(value, Table) and value.file for value in given)
+        kept = len(self.returns[-1]) if self.returns else 0
         after = dict(scope.names)
         for handler in statement.handlers:
             if not self.block(handler.body, scope):
                 self._join(scope, after, after, "an exception")
                 left = False
             after = dict(scope.names)
+        if reads:                                # the config; what a handler gives in its place is not what a run has
+            del self.returns[-1][kept:]
         if self.block(statement.finalbody, scope) or left:
             raise _Returned
 
@@ -297,14 +328,15 @@ class _Follower(Expressions):
         else:
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             name = f"{owner.name}().{method}" if isinstance(owner, Made) else self.script.name(node.func) or f".{method}"
-        made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open, doubts=(*self.doubts,))
+        made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open, doubts=(*self.doubts,),
+                    perhaps=arguments.perhaps)
         self.followed.calls.append(made)
         launched = known_calls.launched(made)
         if launched is not None:                         # `notebook_launcher(train, args=(…))`, `fire.Fire(train)`
             given = command_lines.settings_of(self.script.command) if made.last == "Fire" and self.script.command else {}
             self.enter(launched[0], expressions.Arguments(launched[1], given))
         value = known_calls.result(made, self.script)
-        if made.last in known_calls.INTO_DATACLASSES and isinstance(value, tuple):
+        if made.last in known_calls.INTO_DATACLASSES + known_calls.FROM_A_FILE and isinstance(value, tuple):
             self.followed.calls += [item for item in value if isinstance(item, Made)]
         return value
 
@@ -386,8 +418,9 @@ class _Follower(Expressions):
         foreign = known_calls.foreign_base(kind)
         named = known_calls.all_fields(kind) | arguments.named
         made = Made(foreign or kind.node.name, node, arguments.positional, named, dict(named), local=kind, open=arguments.open,
-                    doubts=(*self.doubts,))
+                    doubts=(*self.doubts,), perhaps=arguments.perhaps)
         method = expressions.attribute(made, "__init__")
+        self.instances[kind.node] = made
         if method is not None and isinstance(method.value, FunctionValue):
             self.enter(method.value, arguments)
         else:

@@ -5,11 +5,22 @@ Only defaults are known of what comes from a command line; that is what the scri
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from powertrain.audit import command_lines
-from powertrain.audit.expressions import LAUNCHED, ClassValue, FunctionValue, Made, Reference, Table, Unread, attribute
+from powertrain.audit.expressions import (
+    LAUNCHED,
+    ClassValue,
+    FunctionValue,
+    Made,
+    Reference,
+    Table,
+    TextNumber,
+    Unread,
+    attribute,
+)
 from powertrain.audit.script import WRAPPED, Script, Setting
 from powertrain.records.findings import Place
 
@@ -44,15 +55,17 @@ def result(made: Made, script: Script) -> Any:
     if method in SAME_OBJECT and isinstance(owner, Made):
         return owner
     if method == "copy" and isinstance(owner, Table):
-        return Table(dict(owner.entries), owner.open)
+        return replace(owner, entries=dict(owner.entries), perhaps=set(owner.perhaps))
     if method in ("update", "get", "pop") and isinstance(owner, Table):
         return table_method(owner, method, made)
     if method == "get" and len(made.positional) == 2 and isinstance(owner, (Unread, Made)) and isinstance(first, str):
         return made.positional[1]                        # `config.get("epochs", 1)` of a config that is not here: the default
     if made.name == "dict":
         if isinstance(first, Table):
-            return Table({**first.entries, **made.named}, made.open or first.open)
-        return Table(dict(made.named), made.open) if first is None else unread
+            return Table({**first.entries, **made.named}, made.open or first.open, doubts=len(made.doubts),
+                         perhaps={*made.perhaps, *first.perhaps})
+        return Table(dict(made.named), made.open, doubts=len(made.doubts),
+                     perhaps={*made.perhaps}) if first is None else unread
     if made.name in ("vars", "dataclasses.asdict") and made.positional:
         if isinstance(first, Made):                      # with what was set later
             later = {name: item for name, item in first.attributes.items() if isinstance(item, Setting)}
@@ -127,7 +140,11 @@ def _read_by(made: Made, script: Script) -> Table | None:
     if made.last in FROM_A_FILE:
         return read_file(made.argument(0, made.last.removeprefix("parse_")), script)
     said = command_lines.settings_of(script.command).get("config") if script.command is not None else None
-    return read_file(said.value, script) if said is not None and made.last == "parse_args_and_config" else None
+    table = read_file(said.value, script) if said is not None and made.last == "parse_args_and_config" else None
+    if table is not None:                                # argparse makes numbers of the texts that PyYAML gives
+        table.entries = {name: replace(each, value=float(each.value) if isinstance(each.value, TextNumber) else each.value)
+                         for name, each in table.entries.items()}
+    return table
 
 
 def _instance_of(kind: Any, parser: Made, script: Script, table: Table | None, own: Collection[str]) -> Any:
@@ -184,13 +201,19 @@ def foreign_base(kind: ClassValue) -> str:
 
 def table_method(owner: Table, method: str, made: Made) -> Any:
     first = made.positional[0] if made.positional else None
+    unsure = len(made.doubts) > owner.doubts
     if method == "update":
+        given = {*(first.entries if isinstance(first, Table) else ()), *made.named}
+        owner.perhaps |= (given - {*owner.entries} if unsure else set()) | made.perhaps | (
+            first.perhaps if isinstance(first, Table) else set())
         owner.entries.update({**(first.entries if isinstance(first, Table) else {}), **made.named})
         owner.open = owner.open or ("" if first is None or isinstance(first, Table) else "update")
         return None
     if not isinstance(first, (str, int)) or (owner.open and first not in owner.entries and len(made.positional) < 2):
         return Unread("an entry of a dict")
-    found = owner.entries.pop(first, None) if method == "pop" else owner.entries.get(first)
+    if method == "pop" and unsure:
+        owner.perhaps.add(first)
+    found = owner.entries.pop(first, None) if method == "pop" and not unsure else owner.entries.get(first)
     return found.value if found is not None else made.argument(1, "default")
 
 

@@ -167,7 +167,8 @@ def unknown_arguments(followed: Followed) -> Iterator[Found]:
     for made in followed.calls:
         trainer = {"TrainingArguments": "transformers", "SFTConfig": "trl"}.get(made.last)
         if trainer is not None and made.local is None and made.name.startswith(("transformers.", "trl.")):
-            yield from ((f"training.{name}", setting) for name, setting in made.named.items() if find(name, trainer) is None)
+            yield from ((f"training.{name}", setting) for name, setting in made.named.items()
+                        if find(name, trainer) is None and name not in made.perhaps)
 
 
 def is_tokenising(made: Made) -> bool:

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit import reading_calls
-from powertrain.audit.commands import commands
 from powertrain.audit.config_values import vocabulary
-from powertrain.audit.expressions import Expressions, Made, Unread, is_known, plain
+from powertrain.audit.expressions import Expressions, Made, TextNumber, Unread, is_known, plain
 from powertrain.audit.following import Followed, follow
-from powertrain.audit.known_calls import unwrapped
+from powertrain.audit.known_calls import all_fields, unwrapped
+from powertrain.audit.launches import launches
 from powertrain.audit.project import load
 from powertrain.audit.script import Script, Setting
 from powertrain.audit.steps import Step, never_accumulates, outermost
@@ -41,11 +41,6 @@ Beyond = dict[type[ast.cmpop], int]          # counter minus limit when a loop e
 BROKEN: Beyond = {ast.GtE: 0, ast.Eq: 0, ast.Gt: 1}          # the test under which the loop is left
 GOES_ON: Beyond = {ast.Lt: 0, ast.NotEq: 0, ast.LtE: 1}      # the test under which it goes on
 MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
-ALONE: dict[str, str] = {}
-TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-SPREADING = ("torchrun", "accelerate", "deepspeed", "torch.distributed")     # beginnings of words that start processes
-MOST_COMMANDS = 2                            # of a project that are followed
-WITHOUT, WITH = "started without torchrun", "started with torchrun"
 ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
 
@@ -207,26 +202,17 @@ def times(made: Made) -> Any:
 def read_script(path: Path, text: str | None = None, root: Path | None = None) -> Subject:
     """Return the settings of a Python script, or of another text in its place. Raises WrongUse where it cannot be parsed."""
     script = load(path, text, root)
-    launches = [("", script)] if not script.says_launch else [
-        (said, replace(script, launch=launch)) for said, launch in ((WITHOUT, ALONE), (WITH, TORCHRUN))]
-    launches += _commanded(script)
-    seen = [follow(one) for _, one in launches]
-    made = [_subject(replace(one, dead=_dead(mine, seen[at == 0])), mine, said) if len(seen) > 1 else _subject(one, mine)
-            for at, ((said, one), mine) in enumerate(zip(launches, seen, strict=True))]
+    made: list[Subject] = []
+    ways = [*launches(script)]
+    seen = [follow(one) for _, one in ways]
+    for at, ((said, one), mine) in enumerate(zip(ways, seen, strict=True)):
+        paired = _dead(mine, seen[at == 0]) if script.says_launch else frozenset()
+        made.append(_subject(replace(one, dead=paired if one.command is None else _unused(mine)), mine, said))
     return replace(made[0], others=tuple(made[1:]))
 
 
-def _commanded(script: Script) -> Iterator[tuple[str, Script]]:
-    """Yield the script as commands of its project start it that give it options, the first few of them."""
-    found = {command.words: command for command in reversed(commands(script)) if command.words}
-    for command in list(reversed(found.values()))[:MOST_COMMANDS]:
-        spread = any(word.rpartition("/")[2].startswith(SPREADING) for word in command.starter)
-        launch = None if not script.says_launch else TORCHRUN if spread else ALONE
-        yield f"started as in {command.place}", replace(script, command=command, launch=launch)
-
-
 def _dead(mine: Followed, theirs: Followed) -> frozenset[ast.AST]:
-    """Return the statements under a condition that is always so in one launch and always the opposite in the other."""
+    """Return the statements under a condition that is always so in one launch and always the opposite in the other one."""
     opposite = {test: answers for test, answers in mine.tests.items() if len(answers) == 1 and None not in answers
                 and theirs.tests.get(test) == {not next(iter(answers))}}
     return _unused(replace(mine, tests=opposite))
@@ -244,7 +230,11 @@ def _subject(script: Script, followed: Followed, launch: str = "") -> Subject:
              for name, values in followed.variables.items()}
     trained = frozenset(each.name for trainer in training.trainers for each in unwrapped(trainer.argument(0, "model")))
     sections = {name: made.node for name, made in training.sections.items() if isinstance(made.node, ast.Call)}
-    script = replace(script, unused=_unused(followed), kinds=kinds, sections=sections, trained=trained)
+    spread: dict[ast.AST, dict[str, Setting]] = {
+        made.node: _spread(made, made.node) for made in followed.calls
+        if isinstance(made.node, ast.Call) and any(item.arg is None for item in made.node.keywords)}
+    script = replace(script, unused=_unused(followed), kinds=kinds, sections=sections, trained=trained, spread=spread,
+                     missing=tuple(followed.missing), texts=tuple(_texts(followed)))
     settings: dict[str, Setting] = {}
     unread: dict[str, Setting] = {}
     unknown = dict(reading_calls.unknown_arguments(followed))
@@ -257,6 +247,19 @@ def _subject(script: Script, followed: Followed, launch: str = "") -> Subject:
     if "accelerate.gradient_accumulation_steps" in settings and never_accumulates(script):
         settings.pop("training.gradient_accumulation_steps", None)       # each batch is a step
     return Subject(script.path, framework(followed), settings, unread, unknown, script, launch)
+
+
+def _texts(followed: Followed) -> Iterator[Setting]:
+    """Yield the arguments of trainers and optimizers that PyYAML has read as a text, such as 2e-5."""
+    for made in followed.calls:
+        if reading_calls.section_of(made) in ("training", "optimizer"):
+            yield from (setting for setting in made.named.values() if isinstance(setting.value, TextNumber))
+
+
+def _spread(made: Made, call: ast.Call) -> dict[str, Setting]:
+    """Return the arguments that a call is surely given by `**` of a table."""
+    spelled = {item.arg for item in call.keywords} | {*(all_fields(made.local) if made.local is not None else ())}
+    return {name: setting for name, setting in made.named.items() if name not in spelled and name not in made.perhaps}
 
 
 def put(settings: dict[str, Setting], unread: dict[str, Setting], key: str, setting: Setting) -> None:

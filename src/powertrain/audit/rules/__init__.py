@@ -5,6 +5,7 @@ from powertrain.audit.rules import (
     cases,
     columns,
     command_line,
+    configured,
     data,
     good,
     labels,
@@ -27,5 +28,5 @@ from powertrain.audit.rules import (
 )
 from powertrain.records.findings import rules_of
 
-RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, cases, columns, own_code, network, learning, trl, starting, tools, good)
+RULES = rules_of(names, calls, program, running, command_line, configured, labels, optimizer, memory, data, loop, model,
+                 processes, launching, values, cases, columns, own_code, network, learning, trl, starting, tools, good)

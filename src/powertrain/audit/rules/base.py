@@ -88,7 +88,9 @@ def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
     @wraps(ask)
     def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
         script = subject.script
-        unsure = script is not None and ((script.unparsed and ask.__name__ in known("rules_on_what_lacks").split()) or (
+        # what a command switches off is meant to be off
+        in_part = script is not None and (bool(script.unparsed) or script.command is not None)
+        unsure = script is not None and ((in_part and ask.__name__ in known("rules_on_what_lacks").split()) or (
             script.path.suffix == ".ipynb" and ask.__name__ in known("rules_on_whole_files").split()))
         given = ask(subject, where) if not unsure else ()
         return (_without_our_figures(worded(ask.__name__, subject), where) for worded in given)

@@ -9,7 +9,7 @@ from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, of_unsloth
 from powertrain.audit.scopes import run_nodes
-from powertrain.audit.script import Script
+from powertrain.audit.script import Script, Setting
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, last_name, owner_of, reads_of
 
@@ -37,7 +37,7 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
     said = {id(item) for section in ("training", "trainer") if section in script.sections
             for item in script.sections[section].keywords if item.arg in REMOVED or item.arg in OF_THE_CONFIG}
     unknown = {key.rpartition(".")[2] for key in subject.unknown}
-    wrong: list[tuple[ast.AST, str, ast.Call]] = []
+    wrong: list[tuple[ast.AST | Setting, str, ast.Call]] = []
     for call in run_nodes(script):
         if not isinstance(call, ast.Call) or not call.keywords or is_guarded(script, call):
             continue
@@ -48,7 +48,8 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
         taken = parameters(_called(script, call, where))
         if taken is not None:
             wrong += [(node, name, call) for node, name in passed(script, call)
-                      if name not in taken and id(node) not in said and not is_guarded(script, node)]
+                      if name not in taken and id(node) not in said
+                      and not (is_guarded(script, node) if isinstance(node, ast.AST) else name in REMOVED or name in unknown)]
     if wrong:
         says = ", ".join(dict.fromkeys(f"{name} of {last_name(call.func)}" for _, name, call in wrong))
         yield found("critical", *(node for node, _, _ in wrong), names=says)
@@ -67,11 +68,14 @@ def arguments_lacking(script: Script, subject: Subject, where: Circumstances) ->
             yield found("critical", call, names=", ".join(lost), function=last_name(call.func))
 
 
-def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST, str]]:
+def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST | Setting, str]]:
     """Yield (where, name) of the arguments that a call passes by name, those of a dictionary `**settings` too."""
     for item in call.keywords:
         if item.arg is not None:
             yield item, item.arg
+            continue
+        if call in script.spread:            # as it was followed
+            yield from ((setting, name) for name, setting in script.spread[call].items())
             continue
         made = script.assigned(item.value) if isinstance(item.value, ast.Name) else []
         if len(made) != 1 or not isinstance(item.value, ast.Name):

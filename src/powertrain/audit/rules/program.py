@@ -187,7 +187,7 @@ def removed_call_arguments(script: Script, subject: Subject, where: Circumstance
         yield found(since(where), *(item for item, _ in gone), names=says)
 
 
-def _is_said_of_weights(subject: Subject, item: ast.AST) -> bool:
+def _is_said_of_weights(subject: Subject, item: object) -> bool:
     """Return whether quantised_without_adapters says of this argument that the run ends."""
     adapts = subject.has_adapters or (subject.script is not None and subject.script.says("get_peft_model"))
     return isinstance(item, ast.keyword) and str(item.arg).startswith("load_in_") and getattr(

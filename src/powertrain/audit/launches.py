@@ -1,0 +1,65 @@
+"""The ways to start a script that an audit looks at: as it stands, by torchrun, by the project's commands, with its configs."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from powertrain.audit.command_lines import read_table
+from powertrain.audit.commands import commands, project_files, shown
+from powertrain.audit.known_calls import READERS
+from powertrain.audit.script import Command, Script
+from powertrain.audit.syntax import argument, every
+from powertrain.records.findings import Place
+
+ALONE: dict[str, str] = {}
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+WITHOUT, WITH = "started without torchrun", "started with torchrun"
+SPREADING = ("torchrun", "accelerate", "deepspeed", "torch.distributed")     # beginnings of words that start processes
+CONFIGS = (".yaml", ".yml", ".json")
+OF_CONFIGS = ("config", "cfg")               # words of an option that names a config
+MOST = 2                                     # commands of a project that are followed
+SAID = 0.6                                   # share of a config's keys that the script reads, so that it is its own
+
+
+def launches(script: Script) -> Iterator[tuple[str, Script]]:
+    """Yield the ways to start a script, each with its words; "" for the one that nothing more is said of."""
+    if script.says_launch:
+        yield from ((said, replace(script, launch=launch)) for said, launch in ((WITHOUT, ALONE), (WITH, TORCHRUN)))
+    else:
+        yield "", script
+    told = {command.words: command for command in reversed(commands(script)) if command.words}
+    started = [*reversed(told.values())] or [*_with_config(script)]
+    for command in started[:MOST]:
+        spread = any(word.rpartition("/")[2].startswith(SPREADING) for word in command.starter)
+        launch = None if not script.says_launch else TORCHRUN if spread else ALONE
+        root = f"{(script.root or Path()).resolve()}/"
+        place = f"as in {command.place}" if command.starter else f"with {command.place.file}"
+        yield f"started {place.replace(root, '')}", replace(script, command=command, launch=launch)
+
+
+def _with_config(script: Script) -> Iterator[Command]:
+    """Yield, for a script that takes its config by an option and has none by default, the project's config that fits best."""
+    taken = [(flag.value, argument(call, "default")) for call in script.calls(".add_argument") for flag in call.args
+             if isinstance(flag, ast.Constant) and isinstance(flag.value, str) and flag.value.startswith("--")
+             and any(word in flag.value for word in OF_CONFIGS)]
+    root = (script.root or script.path.parent).resolve()
+    if len(taken) != 1 or not script.has_call(*READERS) or _is_there(script, root, taken[0][1]):
+        return
+    said = {str(node.value) for node in every(ast.Constant, script.tree)} | {
+        node.attr for node in every(ast.Attribute, script.tree)}
+    best, fits = None, (False, 1)
+    for file in project_files(script):
+        table = read_table(file) if file.suffix in CONFIGS else None
+        keys = [*table.entries] if table is not None else []
+        here = (script.path.stem in file.stem, len(said.intersection(keys)))
+        if here > fits and here[1] > max(1, SAID * len(keys)):
+            best, fits = file, here
+    if best is not None:
+        yield Command(Place(shown(script, best), 1), (str(taken[0][0]), best.relative_to(root).as_posix()), ())
+
+
+def _is_there(script: Script, root: Path, default: ast.expr | None) -> bool:
+    """Return whether the default of an option is a file of the project."""
+    name = getattr(default, "value", None)
+    return isinstance(name, str) and any((folder / name).is_file() for folder in (script.path.parent, root))
