@@ -171,3 +171,31 @@ def test_methods_know_what_their_object_was_made_with(tmp_path: Path) -> None:
     subject = subject_of(tmp_path, text)
     assert subject.value("training.learning_rate") == 3e-4
     assert subject.value("training.per_device_train_batch_size") is None      # a method changes it
+
+
+@pytest.mark.parametrize(("how", "seed"), [
+    ("for key, value in cfg.items():\n    setattr(given, key, value)\n", 7),
+    ("for key, value in cfg.items():\n    if hasattr(given, key):\n        setattr(given, key, value)\n", None),
+    ("for key in cfg:\n    setattr(given, key, cfg[key])\n", None), ("given = SimpleNamespace(**cfg)\n", 7),
+    ("given = OmegaConf.create(cfg)\n", 7), ("", 1)])
+def test_objects_that_take_the_entries_of_a_config(how: str, seed: int | None, tmp_path: Path) -> None:
+    text = HF + ("import argparse, yaml\nfrom types import SimpleNamespace\nfrom omegaconf import OmegaConf\n"
+                 "parser = argparse.ArgumentParser()\nparser.add_argument('--seed', default=1)\ngiven = parser.parse_args()\n"
+                 f"with open('told.yaml') as file:\n    cfg = yaml.safe_load(file)\n{how}"
+                 "args = TrainingArguments('out', seed=given.seed)\n") + TRAIN
+    assert subject_of(tmp_path, text, told_yaml="seed: 7\nname: x\n").value("training.seed") == seed
+
+
+def test_options_of_click(tmp_path: Path) -> None:
+    text = HF + ("import click\n@click.command()\n@click.option('--lr', default=1e-3)\ndef main(lr):\n"
+                 "    args = TrainingArguments('out', learning_rate=lr)\n    Trainer(model, args).train()\nmain()\n")
+    subject = subject_of(tmp_path, text, run_sh="python train.py --lr 2e-4\n")
+    assert [subject.value("training.learning_rate"), *values(subject, "learning_rate")] == [1e-3, 2e-4]
+
+
+def test_a_config_that_a_function_reads_where_it_can(tmp_path: Path) -> None:
+    text = HF + ("import yaml\ndef read(path):\n    try:\n"
+                 "        with open(path) as file:\n            return yaml.safe_load(file)\n"
+                 "    except OSError as error:\n        return str(error)\ncfg = read('told.yaml')\n"
+                 "args = TrainingArguments('out', seed=cfg['seed'])\n") + TRAIN
+    assert subject_of(tmp_path, text, told_yaml="seed: 7\n").value("training.seed") == 7

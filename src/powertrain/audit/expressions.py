@@ -17,7 +17,7 @@ from powertrain.audit.script import FILLED_IN, Script, Setting
 from powertrain.records.findings import Place
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")    # torchrun's variables
-FOLLOWED = ("vars", "dict", "getattr", "open")           # functions of Python's own that known_calls.py answers
+FOLLOWED = ("vars", "dict", "getattr", "setattr", "open")           # functions of Python's own that known_calls.py answers
 MOST_EVALUATED = 200_000                     # expressions: a function may call another one twice, and that one too
 
 

@@ -21,6 +21,7 @@ from powertrain.audit.syntax import FunctionNode, argument, every, last_name
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
+LONGEST_LOOP = 100                           # rounds that are followed one by one
 
 
 @dataclass(eq=False)
@@ -230,7 +231,25 @@ class _Follower(Expressions):
             elif name not in before:
                 scope.names.setdefault(name, other.get(name))
 
+    def _rounds(self, statement: ast.For | ast.While | ast.AsyncFor, scope: Scope) -> list[Any] | None:
+        """Return what a short loop over a known table goes through, where each round may be followed by itself; else None."""
+        plain = all(isinstance(node, (ast.Assign, ast.Expr, ast.If)) for node in ast.walk(statement)
+                    if isinstance(node, ast.stmt) and node is not statement)
+        call = statement.iter if isinstance(statement, ast.For) and plain and not statement.orelse else None
+        method = call.func if isinstance(call, ast.Call) and not call.args else None
+        if not isinstance(method, ast.Attribute) or method.attr != "items":
+            return None
+        table = self.value(method.value, scope)
+        known = isinstance(table, Table) and not table.open and not table.perhaps and len(table.entries) <= LONGEST_LOOP
+        return [(key, entry.value) for key, entry in table.entries.items()] if known else None
+
     def _loop(self, statement: ast.For | ast.While | ast.AsyncFor, scope: Scope) -> None:
+        rounds = self._rounds(statement, scope)
+        if rounds is not None and isinstance(statement, ast.For):
+            for value in rounds:
+                self.bind(statement.target, value, scope, statement)
+                self.block(statement.body, scope)
+            return
         self.followed.doubts[statement] = (*self.doubts,)
         self.followed.before.setdefault(statement, []).append(Scope(dict(scope.names), scope.outer))
         if not isinstance(statement, ast.While):
@@ -383,8 +402,10 @@ class _Follower(Expressions):
 
     def _options(self, function: FunctionValue) -> dict[str, Any]:
         """Return what parameters have that nobody gives: a dataclass, the default of `@click.option("--size", default=4)`."""
-        found: dict[str, Any] = {}
-        names = [item.arg for item in function.node.args.args]
+        names = [item.arg for item in (*function.node.args.args, *function.node.args.kwonlyargs)]
+        given = command_lines.settings_of(self.script.command) if self.script.command is not None else {}
+        decorated = bool(getattr(function.node, "decorator_list", []))       # by click or typer
+        found: dict[str, Any] = {name: each.value for name, each in given.items() if decorated and name in names}
         module = self.script.module(function.node)
         folder = (module.file if module is not None else self.script.path).parent
         composed = command_lines.of_hydra(function.node, self.script, folder)
@@ -400,7 +421,8 @@ class _Follower(Expressions):
                 long = next((str(flag.value) for flag in item.args if isinstance(flag, ast.Constant)
                              and str(flag.value).startswith("--")), "")
                 if long and default is not None:
-                    found[long.partition("/")[0].lstrip("-").replace("-", "_")] = self.value(default, function.scope)
+                    name = long.partition("/")[0].lstrip("-").replace("-", "_")
+                    found.setdefault(name, self.value(default, function.scope))
         return found
 
     def _has_defaults(self, function: FunctionValue, kind: ast.ClassDef) -> bool:

@@ -30,6 +30,8 @@ LAUNCHERS = {"accelerate.notebook_launcher": 0, "accelerate.launchers.notebook_l
 READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.loads", "omegaconf.OmegaConf.load")
 SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
 OF_THE_MACHINE = ("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")      # what only a run tells
+WITH_ATTRIBUTES = ("SimpleNamespace", "Namespace", "EasyDict", "AttrDict", "DotDict", "Munch", "Box", "ConfigDict",
+                   "OmegaConf.create")       # calls that give a table whose entries are attributes
 UNSET = Unread("a variable that only a launcher sets")
 INTO_DATACLASSES = ("parse_args_into_dataclasses", "parse_args_and_config")          # of HfArgumentParser, of TrlParser
 FROM_A_FILE = ("parse_yaml_file", "parse_json_file")     # of HfArgumentParser
@@ -71,8 +73,13 @@ def result(made: Made, script: Script) -> Any:
             later = {name: item for name, item in first.attributes.items() if isinstance(item, Setting)}
             return Table(first.named | later, first.open)
         return first if isinstance(first, Table) else unread
+    if made.name.endswith(WITH_ATTRIBUTES) and (isinstance(first, Table) or not made.positional):
+        entries = {**(first.entries if isinstance(first, Table) else {}), **made.named}
+        return Table(entries, made.open or (first.open if isinstance(first, Table) else ""), perhaps={*made.perhaps})
     if made.name == "getattr":
         return get_attribute(made, script)
+    if made.name == "setattr" and len(made.positional) == 3:
+        set_attribute(made, script)
     if script.launch is not None and (answer := of_launch(made, script.launch)) is not None:
         return answer
     if made.name in READERS and made.positional:
@@ -228,6 +235,20 @@ def get_attribute(made: Made, script: Script) -> Any:
         if len(default) == 1 and not owner.open:
             return default[0]
     return Unread(script.words(made.node))
+
+
+def set_attribute(made: Made, script: Script) -> None:
+    """Keep what `setattr(args, name, value)` sets; of a name that is not known, forget what was known of the object."""
+    owner, name, value = made.positional
+    kept = owner.attributes if isinstance(owner, Made) else owner.entries if isinstance(owner, Table) else {}
+    if not isinstance(name, str):
+        kept.clear()
+        if isinstance(owner, Table):
+            owner.open = script.words(made.node)
+    elif len(made.doubts) and name in kept:
+        kept[name] = script.setting(made.node, Unread(script.words(made.node)))
+    else:
+        kept[name] = script.setting(made.node, value)
 
 
 def read_file(source: Any, script: Script) -> Table | None:

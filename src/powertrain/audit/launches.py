@@ -7,7 +7,7 @@ from pathlib import Path
 
 from powertrain.audit.command_lines import read_table
 from powertrain.audit.commands import commands, project_files, shown
-from powertrain.audit.known_calls import READERS
+from powertrain.audit.known_calls import FROM_A_FILE, READERS
 from powertrain.audit.script import Command, Script
 from powertrain.audit.syntax import argument, every
 from powertrain.records.findings import Place
@@ -40,11 +40,17 @@ def launches(script: Script) -> Iterator[tuple[str, Script]]:
 
 def _with_config(script: Script) -> Iterator[Command]:
     """Yield, for a script that takes its config by an option and has none by default, the project's config that fits best."""
-    taken = [(flag.value, argument(call, "default")) for call in script.calls(".add_argument") for flag in call.args
-             if isinstance(flag, ast.Constant) and isinstance(flag.value, str) and flag.value.startswith("--")
-             and any(word in flag.value for word in OF_CONFIGS)]
+    taken: list[tuple[tuple[str, ...], ast.expr | None]] = [
+        ((flag.value,), argument(call, "default")) for call in script.calls(".add_argument", "click.option", "typer.Option")
+        for flag in call.args if isinstance(flag, ast.Constant) and isinstance(flag.value, str)
+        and flag.value.startswith("--") and any(word in flag.value for word in OF_CONFIGS)]
+    if not taken and script.has_call(".parse_args_and_config"):
+        taken = [(("--config",), None)]
+    elif not taken and "sys.argv[1]" in script.text:
+        taken = [((), None)]
     root = (script.root or script.path.parent).resolve()
-    if len(taken) != 1 or not script.has_call(*READERS) or _is_there(script, root, taken[0][1]):
+    reads = script.has_call(*READERS, *(f".{name}" for name in (*FROM_A_FILE, "parse_args_and_config")))
+    if len(taken) != 1 or not reads or _is_there(script, root, taken[0][1]):
         return
     said = {str(node.value) for node in every(ast.Constant, script.tree)} | {
         node.attr for node in every(ast.Attribute, script.tree)}
@@ -56,7 +62,7 @@ def _with_config(script: Script) -> Iterator[Command]:
         if here > fits and here[1] > max(1, SAID * len(keys)):
             best, fits = file, here
     if best is not None:
-        yield Command(Place(shown(script, best), 1), (str(taken[0][0]), best.relative_to(root).as_posix()), ())
+        yield Command(Place(shown(script, best), 1), (*taken[0][0], best.relative_to(root).as_posix()), ())
 
 
 def _is_there(script: Script, root: Path, default: ast.expr | None) -> bool:
