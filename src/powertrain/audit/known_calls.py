@@ -21,7 +21,7 @@ from powertrain.audit.expressions import (
     Unread,
     attribute,
 )
-from powertrain.audit.script import WRAPPED, Script, Setting
+from powertrain.audit.script import WRAPPED, Command, Script, Setting
 from powertrain.records.findings import Place
 
 CASTS = {"int": int, "float": float, "str": str}
@@ -133,8 +133,9 @@ def parsed(parser: Made, made: Made, script: Script) -> Any:
         given = parser.argument(0, "dataclass_types")
         kinds = given if isinstance(given, (list, tuple)) else [given]
         table = _read_by(made, script)
+        by_words = made.last in INTO_DATACLASSES and not made.positional
         own = {name for kind in kinds if isinstance(kind, ClassValue) for name, _ in command_lines.annotations(kind)}
-        return tuple(_instance_of(kind, parser, script, table, own) for kind in kinds)
+        return tuple(_instance_of(kind, parser, script.command if by_words else None, table, own) for kind in kinds)
     arguments = dict(parser.attributes.get("arguments", {}))
     if script.command is not None and not made.positional:
         arguments |= command_lines.of_argparse(script.command, parser.attributes.get("added", []))
@@ -154,9 +155,9 @@ def _read_by(made: Made, script: Script) -> Table | None:
     return table
 
 
-def _instance_of(kind: Any, parser: Made, script: Script, table: Table | None, own: Collection[str]) -> Any:
+def _instance_of(kind: Any, parser: Made, command: Command | None, table: Table | None, own: Collection[str]) -> Any:
     """Return what a parser makes of a class: its defaults, what a file and a command say. `own`: fields of the project's."""
-    command, said = script.command, dict(table.entries) if table is not None else {}
+    said = dict(table.entries) if table is not None else {}
     opened = "" if command is not None or table is not None else "the command line"
     rest = {name: each for name, each in command_lines.settings_of(command).items() if name != "config"} if command else {}
     theirs = {name: each for name, each in {**said, **rest}.items() if name not in own}
@@ -170,7 +171,7 @@ def _instance_of(kind: Any, parser: Made, script: Script, table: Table | None, o
                     open=opened if foreign else "")
     if isinstance(kind, Reference):
         return Made(kind.name, parser.node, named=theirs, open=opened)
-    return Unread(script.words(parser.node))
+    return Unread("a class that is not known")
 
 
 def field_default(value: Any) -> Any:
