@@ -81,7 +81,7 @@ SFTConfig(max_steps=steps)
 
 
 def test_a_yaml_file_beside_the_script_is_read_with_its_lines(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("training:\n  learning_rate: 2e-4\n", encoding="utf-8")
+    (tmp_path / "config.yaml").write_text("training:\n  learning_rate: 2.0e-4\n", encoding="utf-8")
     setting = read(tmp_path, """
 import yaml
 from trl import SFTConfig

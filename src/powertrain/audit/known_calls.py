@@ -4,6 +4,7 @@ Only defaults are known of what comes from a command line; that is what the scri
 """
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.l
 SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
 OF_THE_MACHINE = ("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")      # what only a run tells
 UNSET = Unread("a variable that only a launcher sets")
+# numbers that PyYAML reads as texts: an exponent needs a dot before it, and a sign
+TEXT_TO_PYYAML = re.compile(r":\s*([-+]?(?:\d+[eE][-+]?\d+|\d*\.\d*[eE]\d+))\s*(?:#.*)?$")
+CONVERTING = ("set_defaults", "add_implicit_resolver", "BaseModel", "float(self.")
 INTO_DATACLASSES = ("parse_args_into_dataclasses", "parse_args_and_config")          # of HfArgumentParser, of TrlParser
 FROM_A_FILE = ("parse_yaml_file", "parse_json_file")     # of HfArgumentParser
 MAIN_METHODS = ("parse_args", "parse_known_args", *INTO_DATACLASSES, *FROM_A_FILE)
@@ -48,7 +52,8 @@ def result(made: Made, script: Script) -> Any:
     if method in ("update", "get", "pop") and isinstance(owner, Table):
         return table_method(owner, method, made)
     if method == "get" and len(made.positional) == 2 and isinstance(owner, (Unread, Made)) and isinstance(first, str):
-        return made.positional[1]                        # `config.get("epochs", 1)` of a config that is not here: the default
+        default = made.positional[1]                     # `config.get("epochs", 1)` of a config that is not here: the default
+        return Table(dict(default.entries), script.words(made.node)) if isinstance(default, Table) else default
     if made.name == "dict":
         if isinstance(first, Table):
             return Table({**first.entries, **made.named}, made.open or first.open)
@@ -63,7 +68,8 @@ def result(made: Made, script: Script) -> Any:
     if script.launch is not None and (answer := of_launch(made, script.launch)) is not None:
         return answer
     if made.name in READERS and made.positional:
-        return read_file(first, script) or unread
+        table = read_file(first, script)
+        return unread if table is None else _as_pyyaml(table, script) if made.name.startswith("yaml.") else table
     return unread if made.name.startswith(OF_THE_MACHINE) else made
 
 
@@ -125,7 +131,8 @@ def parsed(parser: Made, made: Made, script: Script) -> Any:
 def _read_by(made: Made, script: Script) -> Table | None:
     """Return the file that HfArgumentParser or TrlParser reads, where it is known; None without one."""
     if made.last in FROM_A_FILE:
-        return read_file(made.argument(0, made.last.removeprefix("parse_")), script)
+        table = read_file(made.argument(0, made.last.removeprefix("parse_")), script)
+        return _as_pyyaml(table, script) if table is not None and made.last == "parse_yaml_file" else table
     said = command_lines.settings_of(script.command).get("config") if script.command is not None else None
     return read_file(said.value, script) if said is not None and made.last == "parse_args_and_config" else None
 
@@ -216,6 +223,20 @@ def read_file(source: Any, script: Script) -> Table | None:
     folders = (script.path.parent, script.root or Path(), Path())
     file = next((folder / source for folder in folders if (folder / source).is_file()), None)
     return command_lines.read_table(file) if file is not None else None
+
+
+def _as_pyyaml(table: Table, script: Script) -> Table:
+    """Return the table of a YAML file as PyYAML reads it, for which 2e-5 is a text; as it is where the script converts it."""
+    if any(word in script.text for word in CONVERTING):
+        return table
+
+    def read(setting: Setting) -> Setting:
+        text = TEXT_TO_PYYAML.search(setting.spelled)
+        if isinstance(setting.value, Table):
+            return Setting(_as_pyyaml(setting.value, script), setting.place, setting.spelled)
+        return Setting(text[1], setting.place, setting.spelled) if text else setting
+
+    return Table({name: read(setting) for name, setting in table.entries.items()}, table.open)
 
 
 def launched(made: Made) -> tuple[FunctionValue, list[Any]] | None:

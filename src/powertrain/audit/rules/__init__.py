@@ -6,6 +6,7 @@ from powertrain.audit.rules import (
     columns,
     command_line,
     data,
+    fitting,
     good,
     labels,
     launching,
@@ -19,6 +20,7 @@ from powertrain.audit.rules import (
     own_code,
     processes,
     program,
+    refusals,
     running,
     starting,
     tools,
@@ -28,4 +30,4 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, cases, columns, own_code, network, learning, trl, starting, tools, good)
+                 launching, values, cases, columns, own_code, network, learning, trl, starting, tools, refusals, fitting, good)
