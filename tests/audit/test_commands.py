@@ -127,6 +127,7 @@ def test_findings_say_whether_options_make_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("told", "rate", "fires"), [
     ("rate: 2e-5\n", "cfg['rate']", True), ("rate: 2.0e-5\n", "cfg['rate']", False),
+    ("rate: 2.0e5  # of steps\n", "cfg['rate']", True), ("rate: 2.0e+5\n", "cfg['rate']", False),
     ("rate: 2e-5\n", "float(cfg['rate'])", False)])
 def test_numbers_that_pyyaml_reads_as_texts(told: str, rate: str, fires: bool, tmp_path: Path) -> None:
     made = findings(tmp_path, "number_is_text", READ.format(file="told.yaml", rate=rate), told_yaml=told)

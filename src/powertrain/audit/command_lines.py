@@ -21,7 +21,8 @@ OPTION = re.compile(r"--?[A-Za-z]")
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 CASTS = {"int": int, "float": float, "str": str, "bool": bool, "pathlib.Path": str}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-WITHOUT_DOT = re.compile(r":\s*[+-]?\d+e[+-]?\d+\s*(#.*)?$", re.IGNORECASE)
+# numbers that PyYAML reads as texts: an exponent needs a dot before it, and a sign
+TEXT_TO_PYYAML = re.compile(r":\s*[-+]?(\d+e[-+]?\d+|\d*\.\d*e\d+)\s*(#.*)?$", re.IGNORECASE)
 FILLED_BY_HYDRA = re.compile(r"\$\{|\?\?\?")
 
 
@@ -218,6 +219,6 @@ def _table(found: Marked, path: Path, lines: list[str], of_hydra: bool) -> Table
             return Unread(each.value) if FILLED_BY_HYDRA.search(each.value) else number_or_text(
                 each.value) if NUMBER.fullmatch(each.value) else each.value
         spelled = lines[each.line - 1] if isinstance(each.value, float) and path.suffix != ".json" and not of_hydra else ""
-        return TextNumber(each.value) if WITHOUT_DOT.search(spelled) else each.value
+        return TextNumber(each.value) if TEXT_TO_PYYAML.search(spelled) else each.value
     return Table({name: Setting(value_of(each), Place(str(path), each.line), lines[each.line - 1].strip().rstrip(","))
                   for name, each in found.inner.items()}, file=str(path))

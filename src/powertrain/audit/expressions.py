@@ -358,8 +358,9 @@ class Expressions:
             value = self.value(item, scope)
             known = truth(value)
             if known is None:                            # `unknown and False` is False, `unknown or True` true
-                others = [truth(self.value(other, scope)) for other in node.values]
-                return ends if ends in others and isinstance(value, Unread) else self.unread(node)
+                others = [self.value(other, scope) for other in node.values]         # `unknown or "0"` may be either
+                sure = any(each is True for each in others) if ends else False in map(truth, others)
+                return ends if sure and isinstance(value, Unread) else self.unread(node)
             if known == ends:
                 return value
         return self.value(node.values[-1], scope)

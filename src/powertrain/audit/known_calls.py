@@ -61,7 +61,8 @@ def result(made: Made, script: Script) -> Any:
     if method in ("update", "get", "pop") and isinstance(owner, Table):
         return table_method(owner, method, made)
     if method == "get" and len(made.positional) == 2 and isinstance(owner, (Unread, Made)) and isinstance(first, str):
-        return made.positional[1]                        # `config.get("epochs", 1)` of a config that is not here: the default
+        default = made.positional[1]                     # `config.get("epochs", 1)` of a config that is not here: the default
+        return Table(dict(default.entries), script.words(made.node)) if isinstance(default, Table) else default
     if made.name == "dict":
         if isinstance(first, Table):
             return Table({**first.entries, **made.named}, made.open or first.open, doubts=len(made.doubts),

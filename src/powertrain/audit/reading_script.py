@@ -41,6 +41,7 @@ Beyond = dict[type[ast.cmpop], int]          # counter minus limit when a loop e
 BROKEN: Beyond = {ast.GtE: 0, ast.Eq: 0, ast.Gt: 1}          # the test under which the loop is left
 GOES_ON: Beyond = {ast.Lt: 0, ast.NotEq: 0, ast.LtE: 1}      # the test under which it goes on
 MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+CONVERTING = ("set_defaults", "add_implicit_resolver", "BaseModel", "float(self.")      # that make numbers of texts
 ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
 
@@ -250,8 +251,9 @@ def _subject(script: Script, followed: Followed, launch: str = "") -> Subject:
 
 
 def _texts(followed: Followed) -> Iterator[Setting]:
-    """Yield the arguments of trainers and optimizers that PyYAML has read as a text, such as 2e-5."""
-    for made in followed.calls:
+    """Yield the arguments of trainers and optimizers that PyYAML reads as a text, such as 2e-5, if nothing converts them."""
+    converted = any(word in followed.script.text for word in CONVERTING)
+    for made in followed.calls if not converted else ():
         if reading_calls.section_of(made) in ("training", "optimizer"):
             yield from (setting for setting in made.named.values() if isinstance(setting.value, TextNumber))
 

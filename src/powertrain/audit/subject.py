@@ -15,6 +15,7 @@ to something that cannot be read without running the file is in `Subject.unread`
 """
 
 import ast
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -286,7 +287,7 @@ class Subject:
         found = self.number("training.warmup_ratio") or self.number("training.warmup_steps")
         if found is None or found >= 1:
             return found
-        return found * steps if steps is not None else None
+        return math.ceil(found * steps) if steps is not None else None
 
     def interval_steps(self, what: str, steps: int | None) -> float | None:
         """Return the steps between two evaluations, checkpoints or log lines (`what`: eval, save, logging), if counted."""

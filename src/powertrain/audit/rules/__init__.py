@@ -7,6 +7,7 @@ from powertrain.audit.rules import (
     command_line,
     configured,
     data,
+    fitting,
     good,
     labels,
     launching,
@@ -20,6 +21,7 @@ from powertrain.audit.rules import (
     own_code,
     processes,
     program,
+    refusals,
     running,
     starting,
     tools,
@@ -29,4 +31,5 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, configured, labels, optimizer, memory, data, loop, model,
-                 processes, launching, values, cases, columns, own_code, network, learning, trl, starting, tools, good)
+                 processes, launching, values, cases, columns, own_code, network, learning, trl, starting, tools, refusals,
+                 fitting, good)

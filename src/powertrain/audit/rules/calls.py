@@ -18,6 +18,7 @@ OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase
           ("peft", "PeftModel.from_pretrained", "PeftModel"), ("transformers", "LM.from_pretrained", "PreTrainedModel"))
 # what functions that are compiled have to be given, as installed.required returns it
 COMPILED = {f"torch.{name}": (("input", "dim"), frozenset[str]()) for name in ("softmax", "log_softmax")}
+LAUNCHER = "accelerate.notebook_launcher"    # which needs num_processes, but not in a notebook of Colab or Kaggle
 DTYPES = ("dtype", "torch_dtype", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
 PARSED = ("parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict", "parse_args_and_config")
 SAID_OF_KEYS = ("transformers.TrainingArguments", "trl.SFTConfig")       # whose unknown arguments unknown_keys says
@@ -64,8 +65,30 @@ def arguments_lacking(script: Script, subject: Subject, where: Circumstances) ->
         placed, alone = COMPILED.get(script.name(call.func)) or required(_called(script, call, where))
         given = {item.arg for item in call.keywords}
         lost = [name for name in (*placed[len(call.args):], *sorted(alone)) if name not in given]
+        if script.name(call) == LAUNCHER and script.path.suffix == ".py" and len(call.args) < 3 and not {
+                "num_processes"} & given and not script.says("colab", "KAGGLE", "get_ipython"):
+            lost.append("num_processes")
         if lost:
             yield found("critical", call, names=", ".join(lost), function=last_name(call.func))
+
+
+@code_rule_once
+def keyword_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A call gets an argument by its name, and once more out of a dictionary."""
+    for call in run_nodes(script):
+        if not isinstance(call, ast.Call) or not hides_arguments(call) or is_guarded(script, call):
+            continue
+        named = {item.arg: item for item in call.keywords if item.arg is not None}
+        packed = {name for node, name in passed(script, call) if node not in call.keywords}
+        for item in call.keywords:
+            made = item.value if item.arg is None and isinstance(item.value, ast.Call) else None
+            whole = made is not None and (last_name(made.func) == "asdict" or (
+                last_name(made.func) == "to_dict" and not made.args))
+            owner = (made.args[0] if made.args else owner_of(made)) if made is not None and whole else None
+            if isinstance(owner, ast.Name):
+                packed |= parameters(object_of(script, owner, where)) or frozenset()
+        if twice := sorted(packed & set(named)):
+            yield found("critical", *(named[name] for name in twice), call, names=", ".join(twice))
 
 
 def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST | Setting, str]]:
@@ -74,14 +97,13 @@ def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST | Setting, 
         if item.arg is not None:
             yield item, item.arg
             continue
-        if call in script.spread:            # as it was followed
-            yield from ((setting, name) for name, setting in script.spread[call].items())
-            continue
+        followed = script.spread.get(call, {})
+        yield from ((setting, name) for name, setting in followed.items())
         made = script.assigned(item.value) if isinstance(item.value, ast.Name) else []
         if len(made) != 1 or not isinstance(item.value, ast.Name):
             continue
         if isinstance(made[0], ast.Call) and script.name(made[0]) == "dict":
-            yield from ((each, each.arg) for each in made[0].keywords if each.arg)
+            yield from ((each, each.arg) for each in made[0].keywords if each.arg and each.arg not in followed)
         if not isinstance(made[0], ast.Dict):
             continue
         uses = [node for node in every(ast.Name, script.tree) if node.id == item.value.id]
@@ -90,7 +112,8 @@ def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST | Setting, 
         keys = [key for key in made[0].keys if key is not None]
         keys += [around.slice for node in uses if isinstance(around := script.parents[node], ast.Subscript)
                  and isinstance(around.ctx, ast.Store)]
-        yield from ((key, key.value) for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+        yield from ((key, key.value) for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
+                    and key.value not in followed)
 
 
 def _called(script: Script, call: ast.Call, where: Circumstances) -> Defined | None:

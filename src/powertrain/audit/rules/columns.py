@@ -59,7 +59,7 @@ def column_not_there(script: Script, subject: Subject, where: Circumstances) -> 
     stored += [key for node in every(ast.Dict, script.tree) for key in node.keys if key is not None]
     known = {*own.columns, *(node.value for node in stored if isinstance(node, ast.Constant))}
     known |= {item.arg for item in every(ast.keyword, script.tree)}
-    lost = [node for name, node in _read(_mapped(script, first)) if name not in known and not is_tried(script, node)
+    lost = [node for name, node in read_of_rows(mapped(script, first)) if name not in known and not is_tried(script, node)
             and not script.conditions(node) and not any(isinstance(each, ast.IfExp) for each in script.ancestors(node))]
     if lost:
         yield found("critical", lost[0], own.load, name=str(getattr(lost[0].slice, "value", "")), has=", ".join(own.columns),
@@ -69,8 +69,8 @@ def column_not_there(script: Script, subject: Subject, where: Circumstances) -> 
 @code_rule
 def answers_alone(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The text that is trained is the answer alone, without what it answers."""
-    own, functions = _own_data(script), _mapped(script, *script.calls(".map", ".filter"))
-    read = {name for name, _ in _read(functions)}
+    own, functions = _own_data(script), mapped(script, *script.calls(".map", ".filter"))
+    read = {name for name, _ in read_of_rows(functions)}
     texts = [node for function in functions for node in every(ast.Dict, function)
              for key, value in zip(node.keys, node.values, strict=True)
              if getattr(key, "value", "") == "text" and isinstance(value, ast.Subscript)]
@@ -80,14 +80,14 @@ def answers_alone(script: Script, subject: Subject, where: Circumstances) -> Fin
         yield found("critical", texts[0], name=answers[0])
 
 
-def _read(functions: list[FunctionNode | ast.Lambda]) -> list[tuple[str, ast.Subscript]]:
+def read_of_rows(functions: list[FunctionNode | ast.Lambda]) -> list[tuple[str, ast.Subscript]]:
     """Return the columns that functions read of the rows that they are given first, each with where."""
     return [(node.slice.value, node) for function in functions for node in every(ast.Subscript, function)
             if isinstance(node.value, ast.Name) and node.value.id == function.args.args[0].arg
             and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)]
 
 
-def _mapped(script: Script, *calls: ast.Call) -> list[FunctionNode | ast.Lambda]:
+def mapped(script: Script, *calls: ast.Call) -> list[FunctionNode | ast.Lambda]:
     """Return the functions that calls of `map` and `filter` run for rows, as far as they stand in the project."""
     given = [call.args[0] for call in calls if call.args]
     functions = [item if isinstance(item, ast.Lambda) else script.functions.get(last_name(item)) for item in given]

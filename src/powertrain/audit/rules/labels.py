@@ -163,7 +163,7 @@ def pad_is_end(script: Script, subject: Subject, where: Circumstances) -> Findin
     if masks is not None:
         pad = subject.settings[PAD]
         ended = _has_ends(script, pad.place.line)
-        yield found("critical" if ended else "moderate", pad, masks, unsure=not ended)
+        yield found("critical" if ended else "low", pad, masks, unsure=not ended)
 
 
 def _has_ends(script: Script, padded: int) -> bool:

@@ -43,6 +43,7 @@ OFFLOADS = ("deepspeed.zero_optimization.offload_optimizer.device", "deepspeed.z
             "accelerate.deepspeed_config.offload_optimizer_device", "accelerate.deepspeed_config.offload_param_device",
             "accelerate.fsdp_config.fsdp_offload_params", "fsdp.offload_params", "fsdp.cpu_offload")
 PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")     # accelerate's distributed types that shard nothing
+SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 KEEPS_CHECKPOINTS_DTYPE = (5,)               # transformers: before, from_pretrained gave fp32 where no dtype was asked for
 CHECKPOINTS = known("checkpoints")
 SELDOM = 50                  # steps, beyond which the tens of milliseconds of an emptied cache are not felt
@@ -96,6 +97,17 @@ def fp16_weights_unscaled(subject: Subject, where: Circumstances) -> Findings:
     trained = subject.method == "full" and not where.on_cpu and not _has_deepspeed(subject)
     if trained and dtype in ("fp16", "bf16") and subject.products_dtype == "fp16":
         yield found("critical", key, subject.settings.get(FP16), type=dtype, case="" if key == "model.dtype" else "checkpoint")
+    script = subject.script
+    scalers = [] if script is None or key != "model.dtype" or dtype != "fp16" else list(script.calls(*SCALERS))
+    if script is not None and len(scalers) == 1 and argument(scalers[0], "enabled") is None and _trains_all(script) and any(
+            step.is_scaler(call.owner) for step in training_steps(script) for call in step.optimizer_steps if call.owner):
+        yield found("critical", key, scalers[0], case="own loop")
+
+
+def _trains_all(script: Script) -> bool:
+    """Return whether nothing says that only a part of the weights is trained, or that they are widened."""
+    return not script.says("requires_grad", "lora", "quantization", "load_in_", "float32") and not script.has_call(
+        "accelerate.Accelerator", "peft.get_peft_model", ".float")
 
 
 def loaded_dtype(subject: Subject, where: Circumstances) -> tuple[str | None, str]:
@@ -169,8 +181,12 @@ def _has_deepspeed(subject: Subject) -> bool:
     script = subject.script
     if script is None or subject.on("training.deepspeed"):
         return subject.on("training.deepspeed")
+    return script.says("deepspeed") or _starts_deepspeed(script)
+
+
+def _starts_deepspeed(script: Script) -> bool:
     started = (word for command in commands(script) for word in (*command.starter, *command.words))
-    return script.says("deepspeed") or any(name in word.lower() for word in started for name in ("deepspeed", "zero"))
+    return any(name in word.lower() for word in started for name in ("deepspeed", "zero"))
 
 
 @code_rule_once
@@ -180,6 +196,11 @@ def adam_in_fp16(script: Script, subject: Subject, where: Circumstances) -> Find
         "accelerate.Accelerator", "peft.get_peft_model", "torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
     widened = {script.words(call.func.value) for call in script.calls(".float", ".to") if isinstance(call.func, ast.Attribute)
                and (call.func.attr == "float" or "float32" in script.words(call))}
+    pure = subject.framework in TRAINERS and subject.method == "full" and not any(
+        subject.is_unread(key) or subject.is_on(key) for key in (FP16, BF16))
+    if pure and subject.weights_dtype == "fp16" and subject.effective("training.optim") == "adamw_torch" and _trains_all(
+            script) and not subject.on("training.deepspeed") and not _starts_deepspeed(script):
+        yield found("critical", "training.optim", "model.dtype")
     if subject.weights_dtype != "fp16" or said or not script.training_loops:
         return
     for call in script.calls(*(f"torch.optim.{name}" for name in ("AdamW", "Adam", "adamw.AdamW", "adam.Adam"))):
@@ -222,7 +243,7 @@ def clip_before_unscale(script: Script, subject: Subject, where: Circumstances) 
 def scaler_half_used(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A GradScaler lacks one of its parts: scaling, step, update or autocast."""
     steps = training_steps(script)
-    made = next(script.calls("torch.amp.GradScaler", "torch.cuda.amp.GradScaler"), None) if steps else None
+    made = next(script.calls(*SCALERS), None) if steps else None
     missing = _missing_of_scaler(script, steps) if made is not None else ""
     if made is not None and missing:
         yield found("low" if missing == "autocast" else "moderate", made, *(call.node for call in steps[0].backward[:1]),

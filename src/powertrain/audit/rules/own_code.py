@@ -6,6 +6,7 @@ from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, fou
 from powertrain.audit.rules.data import PASS, TIMES
 from powertrain.audit.rules.labels import given_to, is_masked, starts_at_the_second
 from powertrain.audit.rules.names import of_unsloth, since
+from powertrain.audit.rules.refusals import is_launched
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import argument, every, hides_arguments, last_name, names_in, owner_of, reads_of
@@ -18,6 +19,7 @@ PAIRED = ("_j", "_k", "_chosen", "_rejected", "_w", "_l", "_a", "_b", "_pos", "_
 LISTING = ("glob", "iglob", "listdir", "rglob", "scandir", "iterdir")
 PLACED = ("checkpoint", "ckpt")
 TRAINING = {"train", "step"}
+GROUPS = {"GRPOConfig": 8, "RLOOConfig": 2}  # completions for each prompt, where the config does not say
 TARGETS = ("target_ids", "labels", "label_ids", "lm_labels")
 
 
@@ -84,16 +86,19 @@ def reward_of_distance(script: Script, subject: Subject, where: Circumstances) -
 def groups_of_completions(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A step's completions do not make whole groups, which the trainer refuses."""
     call = script.sections.get("training")
-    if call is None or last_name(call.func) != "GRPOConfig" or hides_arguments(call) or of_unsloth(script):
+    if call is None or last_name(call.func) not in GROUPS or hides_arguments(call) or of_unsloth(script):
         return
     if any(argument(call, name) is not None for name in ("generation_batch_size", "steps_per_generation")):
         return
     each, times = subject.number(PASS), subject.number(TIMES)
     asked = subject.settings.get("training.num_generations")
-    size = asked.value if asked is not None else None if subject.is_unread("training.num_generations") else 8
+    size = asked.value if asked is not None else None if subject.is_unread("training.num_generations") else GROUPS[
+        last_name(call.func)]
     if each and times and isinstance(size, int) and size > 0 and each * times % size:
+        launched = is_launched(script)
         # some number of processes makes up for it
-        yield found("moderate", PASS, asked, completions=int(each * times), size=size)
+        yield found("moderate" if launched else "critical", PASS, asked, completions=int(each * times), size=size,
+                    only="" if launched else "started as one process")
 
 
 @code_rule

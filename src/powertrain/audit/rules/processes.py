@@ -136,8 +136,8 @@ def saved_by_every_process(script: Script, subject: Subject, where: Circumstance
         text = " ".join(script.words(node) for node in [call, *tests]).lower()
         if function is not None and every(ast.Return, function):
             text += script.words(function).lower()       # `if rank != 0: return` counts too
-        hidden = any(isinstance(script.parents.get(each), ast.ClassDef) and not script.callers(each)
-                     for node in leading if (each := script.function(node)) is not None)
+        hidden = any((isinstance(script.parents.get(each), ast.ClassDef) or script.module(each) is not None)
+                     and not script.callers(each) for node in leading if (each := script.function(node)) is not None)
         if not hidden and not any(word in text for word in RANKED):
             yield found("moderate", call)
 

@@ -325,9 +325,9 @@ def remote_code_unpinned(subject: Subject, where: Circumstances) -> Findings:
     # a class of the library itself, by its name, takes no other code
     named = bool(asking) and all(last_name(owner_of(call) or call)[:4] not in ("Auto", "Fast") for call in asking)
     revision = any(subject.is_unread(f"{part}.revision") for part in PARTS)
-    native = str(subject.value("model.path") or "").startswith(NATIVE)
-    if keys and not pinned and not revision and not named:
-        yield found("low" if native else "moderate", *keys, case="native" if native else "")
+    native = str(path := subject.value("model.path") or "").startswith(NATIVE)
+    if keys and not pinned and not revision and not named:       # of a model that is not known, most have no code of their own
+        yield found("low" if native or not path else "moderate", *keys, case="native" if native else "")
 
 
 def _is_local(path: object) -> bool:

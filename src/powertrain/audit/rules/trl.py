@@ -64,10 +64,13 @@ def reference_is_model(script: Script, subject: Subject, where: Circumstances) -
 @code_rule
 def plain_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A trainer of TRL gets the arguments of transformers, which lack what it reads."""
+    generates = subject.trainer in ("transformers.Seq2SeqTrainer", "transformers.trainer_seq2seq.Seq2SeqTrainer")
     trainer, made = trainer_of_trl(script, subject, *OWN_CONFIGS), script.sections.get("training")
+    trainer = script.sections["trainer"] if generates else trainer
     plain = made is not None and script.name(made).startswith("transformers.") and last_name(made.func) == "TrainingArguments"
-    if trainer is not None and plain and in_force("trl", where):
-        yield found("critical", made, trainer, config=last_name(trainer.func).replace("Trainer", "Config"))
+    if trainer is not None and plain and in_force("transformers" if generates else "trl", where):
+        yield found("critical", made, trainer, config="transformers.Seq2SeqTrainingArguments" if generates else
+                    f"trl.{last_name(trainer.func).replace('Trainer', 'Config')}")
 
 
 @code_rule
@@ -139,11 +142,22 @@ def collator_leaves_labels(script: Script, subject: Subject, where: Circumstance
     trainer = trainer_of_trl(script, subject, "SFTTrainer")
     given = argument(trainer, "data_collator", 2) if trainer is not None else None
     values = [given, *script.assigned(given)] if given is not None else []
-    made = next((each for each in values if isinstance(each, ast.Call) and script.name(each) in PADS_TOKENS_ONLY), None)
+    made = next((each for each in values if isinstance(each, ast.Call) and (
+        script.name(each) in PADS_TOKENS_ONLY or _pads_as_above(script, each))), None)
     same_length = subject.examples_per_pass == 1 or subject.on("training.packing") or any(
         word in script.text for word in ONE_LENGTH)
     if made is not None and not same_length and not of_unsloth(script) and in_force("trl", where):
         yield found("critical", made, trainer, name=last_name(made.func))
+
+
+def _pads_as_above(script: Script, call: ast.Call) -> bool:
+    """Return whether a collator of the project's own pads as the one of transformers that it derives from."""
+    own = script.classes.get(last_name(call.func))
+    derived = own is not None and any(script.name(base) in PADS_TOKENS_ONLY for base in own.bases)
+    pads = "super()." in ast.unparse(own) if own is not None else False
+    return derived and pads and own is not None and not any(
+        isinstance(node, ast.Constant) and node.value == "labels" and isinstance(script.parents.get(node), ast.Call)
+        for node in ast.walk(own))                       # example.pop("labels")
 
 
 @code_rule_once
@@ -203,7 +217,7 @@ def one_class_taken(script: Script, subject: Subject, where: Circumstances) -> F
         name = argument(call, "path", 0)
         if not isinstance(name, ast.Constant) or name.value not in SORTED:
             continue
-        split = argument(call, "split", 5)
+        split = argument(call, "split", 4)
         if isinstance(split, ast.Constant) and "[:" in str(split.value) and "+" not in str(split.value):
             yield found("critical", split, name=name.value)
         elif not script.has_call(".shuffle", ".train_test_split", "random.sample"):
