@@ -17,6 +17,7 @@ from powertrain.audit.rules import (
     network,
     optimizer,
     own_code,
+    paths,
     processes,
     program,
     running,
@@ -28,4 +29,4 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, cases, columns, own_code, network, learning, trl, starting, tools, good)
+                 launching, values, cases, columns, own_code, network, learning, trl, starting, paths, tools, good)
