@@ -230,7 +230,7 @@ def test_what_is_imported_is_listed(line: str, listed: str | None, fires: bool, 
         (tmp_path / "requirements.txt").write_text(f"{listed}trl\naccelerate\n".replace("trl\n", ""), encoding="utf-8")
     text = HEAD.replace("from trl import SFTConfig, SFTTrainer\n", "") + f"{line}\n" + HF + ARGUMENTS
     made = found("packages_unlisted", text + "Trainer(model, args, train_dataset=rows).train()\n", tmp_path)
-    assert [each.severity for each in made] == (["moderate"] if fires else [])
+    assert [each.severity for each in made] == (["critical"] if fires else [])
 
 
 @pytest.mark.parametrize(("command", "fires"), [

@@ -72,9 +72,14 @@ def _said(command: Command, name: str, words: Sequence[str], value: Any) -> Sett
 
 def of_argparse(command: Command, added: Sequence[Made]) -> dict[str, Setting]:
     """Return what a command gives the options and arguments that a parser of argparse was told of, by name."""
+    return {dest_of(made): _said(command, dest_of(made), words, _converted(made, words))
+            for made, words in read_by_argparse(command, added) if made is not None}
+
+
+def read_by_argparse(command: Command, added: Sequence[Made]) -> Iterator[tuple[Made | None, list[str]]]:
+    """Yield (argument, its words) of a command; None for a word that fits no argument of the parser."""
     flags = {flag: made for made in added for flag in made.positional if isinstance(flag, str) and flag.startswith("-")}
     places = [made for made in added if isinstance(first := made.argument(0, "dest"), str) and not first.startswith("-")]
-    found: dict[str, Setting] = {}
     words = list(command.words)
     while words:
         word = words.pop(0)
@@ -83,13 +88,10 @@ def of_argparse(command: Command, added: Sequence[Made]) -> dict[str, Setting]:
         made = flags.get(flag) or (flags[begun[0]] if len(begun) == 1 else None)
         if made is None and not flag and places:
             made, value, joined = places.pop(0), word, "="
-        if made is not None:
-            taken = [value] if joined else []
-            while words and not is_option(words[0]) and len(taken) < _most(made):
-                taken.append(words.pop(0))
-            name = dest_of(made)
-            found[name] = _said(command, name, taken, _converted(made, taken))
-    return found
+        taken = [value] if joined and made is not None else []
+        while made is not None and words and not is_option(words[0]) and len(taken) < _most(made):
+            taken.append(words.pop(0))
+        yield made, taken if made is not None else [word]
 
 
 def dest_of(made: Made) -> str:

@@ -1,9 +1,15 @@
-"""The commands by which a project starts its script: those in its shell scripts and its README."""
+"""The commands by which a project starts its scripts: those in shell scripts, Makefiles, documents and notebooks.
 
+Of a shell's variables, those that the same file sets once to a literal are filled in: `LR=1e-4`, then `--lr $LR`.
+"""
+
+import json
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -13,14 +19,23 @@ from powertrain.audit.script import Command, Script
 from powertrain.records.findings import Place
 
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
-ENDS = (";", "&&", "||", "|", "&", "#", ">", ">>", "<", "2>&1", "```", "`")
+ENDS = (";", "&&", "||", "|", "&", "#", ">", "2>", "1>", "`")        # beginnings of words behind which another command stands
+TELLING = (".sh", ".bat", ".md", ".ipynb")
+SET = re.compile(r"(?:export +|set +)?([A-Za-z_]\w*)(?: *[:?]?= +|[?:]?=)([^#]*)")
+LOOP = re.compile(r"\s*(?:for|read)\s+(\w+)\b")
+VARIABLE = re.compile(r"\$(?:(\w+)|[({](\w+)[)}])")
+INLINE = re.compile(r".*?`((?:[A-Z_]+=\S+ +)*(?:python3?|torchrun|accelerate|deepspeed) [^`]+)`.*")     # code in a sentence
+UNKNOWN = re.compile(r"[$`()*]")
 MOST_FOLDERS, MOST_BYTES = 1000, 200_000     # of a project, and of a shell script
 
 
 @lru_cache(maxsize=2)
 def project_files(script: Script) -> tuple[Path, ...]:
     """Return the files of the script's project."""
-    root = (script.root or script.path.parent).resolve()
+    return files_of((script.root or script.path.parent).resolve())
+
+
+def files_of(root: Path) -> tuple[Path, ...]:
     return tuple(chain.from_iterable(islice(walked(root), MOST_FOLDERS)))
 
 
@@ -38,38 +53,82 @@ def shown(script: Script, file: Path) -> str:
     return str(file) if path.startswith("..") else str(script.path.parent / path)
 
 
+@dataclass(frozen=True)
+class Line:
+    """One statement of a shell that starts Python, in whatever file of the project it stands."""
+
+    file: Path
+    place: Place
+    words: tuple[str, ...]
+
+
+@lru_cache(maxsize=2)
+def started_lines(script: Script) -> tuple[Line, ...]:
+    """Return all statements of the project that start Python."""
+    files = [file for file in project_files(script) if file.suffix in TELLING or file.name.startswith(("README", "Makefile"))]
+    return tuple(line for file in files for line in _of_file(file, shown(script, file)))
+
+
+def _of_file(file: Path, name: str) -> Iterator[Line]:
+    lines = text_of(file).splitlines()
+    if file.suffix in (".ipynb", ".md"):
+        lines = [_of_notebook(line) if file.suffix == ".ipynb" else INLINE.sub(r"\1", line) for line in lines]
+    set_once = _variables(lines)
+    for number, text in _statements(lines):
+        if any(word in text for word in STARTERS) and not text.lstrip().startswith("#"):
+            filled = VARIABLE.sub(lambda found: set_once.get(found[1] or found[2], found[0]), re.sub(r";(?=\s|$)", " ;", text))
+            with suppress(ValueError):                   # of quotes without an end
+                yield Line(file, Place(name, number), tuple(shlex.split(filled.replace("\\", "/") if file.suffix == ".bat"
+                                                                        else filled)))
+
+
+def _of_notebook(line: str) -> str:
+    """Return the command of a line of a notebook's JSON that gives one to the shell, such as `!python train.py`; else ""."""
+    with suppress(ValueError):
+        text = json.loads(line.strip().removesuffix(","))
+        return str(text).lstrip()[1:] if isinstance(text, str) and text.lstrip()[:1] in ("!", "%") else ""
+    return ""
+
+
+def _variables(lines: list[str]) -> dict[str, str]:
+    """Return the variables that lines set to a literal, once."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        matched, loop = SET.fullmatch(line), LOOP.match(line)
+        if matched or loop:
+            name, value = (matched[1], matched[2].strip()) if matched else (loop[1] if loop else "", "$")
+            plain = value[1:-1] if value[:1] == value[-1:] and value[:1] in ("'", '"') else value
+            found.setdefault(name, []).append(plain)
+    return {name: values[0] for name, values in found.items() if len(values) == 1 and not UNKNOWN.search(values[0])}
+
+
 @lru_cache(maxsize=2)
 def commands(script: Script) -> tuple[Command, ...]:
     """Return the commands of the project that start the script."""
-    root, own, files = (script.root or script.path.parent).resolve(), script.path.resolve(), project_files(script)
-    only_one = sum(file.name == own.name for file in files) == 1
-    told = [file for file in files if file.suffix == ".sh" or (file.parent == root and file.name.startswith("README"))]
-    return tuple(command for file in told
-                 for command in _of_file(file, shown(script, file), own, only_one or own.parent in (file.parent, root)))
+    root, own = (script.root or script.path.parent).resolve(), script.path.resolve()
+    only_one = sum(file.name == own.name for file in project_files(script)) == 1
+    found = (_command(line, own, only_one or own.parent in (line.file.parent, root)) for line in started_lines(script))
+    return tuple(command for command in found if command is not None)
 
 
-def _of_file(file: Path, name: str, own: Path, by_name: bool) -> Iterator[Command]:
-    """Yield the commands of a file that start a script; `by_name`: its name alone means this script."""
-    for number, text in _statements(text_of(file).splitlines()):
-        if own.name not in text or text.lstrip().startswith("#"):
-            continue
-        try:
-            words = shlex.split(text)
-        except ValueError:
-            continue
-        here = next((at for at, word in enumerate(words) if Path(word).name == own.name and (
-            by_name if word == own.name else own.as_posix().endswith(word.lstrip("./")))), 0)
-        if any(word.rpartition("/")[2].startswith(STARTERS) for word in words[:here]):
-            behind = words[here + 1:]
-            end = next((at for at, word in enumerate(behind) if word in ENDS), len(behind))
-            yield Command(Place(name, number), tuple(behind[:end]), tuple(words[:here]))
+def _command(line: Line, own: Path, by_name: bool) -> Command | None:
+    """Return a line's command for a script, if it starts it; `by_name`: its name alone means this script."""
+    words, module = line.words, own.with_suffix("").as_posix()
+    here = next((at for at, word in enumerate(words) if (Path(word).name == own.name and (
+        by_name if word == own.name else own.as_posix().endswith("/" + word.lstrip("./")))) or (
+        at and words[at - 1] == "-m" and module.endswith("/" + word.replace(".", "/")))), 0)
+    if not any(word.rpartition("/")[2].startswith(STARTERS) for word in words[:here]):
+        return None
+    behind = words[here + 1:]
+    end = next((at for at, word in enumerate(behind) if word.startswith(ENDS)), len(behind))
+    return Command(line.place, tuple(behind[:end]), tuple(words[:here]), words[here])
 
 
 def _statements(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of lines, of which those that end in a backslash go on in the next."""
+    """Yield (number, text) of lines, of which those that end in a backslash (in Windows ^) go on in the next."""
     text, first = "", 1
     for number, line in enumerate(lines, 1):
-        text += line.strip().removesuffix("\\") + " "
-        if not line.rstrip().endswith("\\") or number == len(lines):
+        text += line.strip().rstrip("\\^") + " "
+        if not line.rstrip().endswith(("\\", "^")) or number == len(lines):
             yield first, text
             text, first = "", number + 1

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from powertrain.audit.arithmetic import FUNCTIONS, MOST, TEXT_METHODS, WRONG, apply_operator
@@ -17,6 +18,7 @@ from powertrain.audit.script import FILLED_IN, Script, Setting
 from powertrain.records.findings import Place
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")    # torchrun's variables
+JOINING = ("os.path.join", "pathlib.Path")
 FOLLOWED = ("vars", "dict", "getattr", "setattr", "open")           # functions of Python's own that known_calls.py answers
 MOST_EVALUATED = 200_000                     # expressions: a function may call another one twice, and that one too
 
@@ -28,6 +30,7 @@ class Unread:
     because: str                             # "int(os.environ['WORLD_SIZE'])"
     perhaps: Any = None                      # its value, if the condition in `because` holds
     undefined: bool = False                  # a name that nothing in the script gives a value
+    begins: str = ""                         # of a text: what it surely begins with, "runs/" of f"runs/{now}"
 
 
 @dataclass(frozen=True)
@@ -213,8 +216,8 @@ class Expressions:
     def missing(self, node: ast.Subscript, owner: Table, key: str) -> None:
         """Note that a config is asked for a key that it does not have: nothing, unless a subclass does."""
 
-    def unread(self, node: ast.AST) -> Unread:
-        return Unread(self.script.words(node))
+    def unread(self, node: ast.AST, begins: str = "") -> Unread:
+        return Unread(self.script.words(node), begins=begins)
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
         reader = getattr(self, f"_{type(node).__name__.lower()}", None)
@@ -316,11 +319,11 @@ class Expressions:
             table.open = table.open or spelled
 
     def _joinedstr(self, node: ast.JoinedStr, scope: Scope) -> Any:
-        parts = []
+        parts = list[str]()
         for part in node.values:
             value = self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope)
             if not is_known(value) or (isinstance(part, ast.FormattedValue) and part.format_spec is not None):
-                return self.unread(node)
+                return self.unread(node, "".join(parts) + beginning(value) * (not is_known(value)))
             parts.append(str(plain(value)))
         joined = "".join(parts)
         return joined if len(joined) <= MOST else self.unread(node)
@@ -336,7 +339,11 @@ class Expressions:
             return merged
         if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
             return f"{left.rstrip('/')}/{right}"         # of paths: pathlib.Path keeps them as text
-        return self._applied(node, type(node.op).__name__, left, right)
+        found, begins = self._applied(node, type(node.op).__name__, left, right), beginning(left)
+        if not isinstance(found, Unread) or not begins:
+            return found
+        joined = isinstance(node.op, ast.Div) and isinstance(left, str)
+        return self.unread(node, begins.partition("%")[0] if isinstance(node.op, ast.Mod) else begins + "/" * joined)
 
     def _applied(self, node: ast.AST, sign: str, left: Any, right: Any) -> Any:
         if isinstance(left, Reference) != isinstance(right, Reference):
@@ -429,12 +436,20 @@ class Expressions:
         owner = self.value(method.value, scope) if method is not None else None
         called = self._of(owner, method) if method is not None else self.value(node.func, scope)
         if isinstance(called, Reference) and called.name in FUNCTIONS and not opened:
+            known = list(takewhile(is_known, positional))
+            if called.name in JOINING and len(known) < len(positional) and all(isinstance(each, str) for each in known):
+                return self.unread(node, "".join(f"{each}/" for each in known) + beginning(positional[len(known)]))
             return self.attempt(node, FUNCTIONS[called.name], *positional, **{key: item.value for key, item in named.items()})
         if (isinstance(owner, str) and method is not None and method.attr in TEXT_METHODS
                 and all(map(is_known, positional)) and not named):
             wide = method.attr == "format" and ":" in owner          # a width may ask for any amount of memory
             return self.unread(node) if wide else self.attempt(node, getattr(owner, method.attr), *positional)
         return self.call(called, owner, node, Arguments(positional, named, opened, frozenset(map(str, table.perhaps))))
+
+
+def beginning(value: Any) -> str:
+    """Return what a text surely begins with."""
+    return value if isinstance(value, str) else value.begins if isinstance(value, Unread) else ""
 
 
 def truth(value: Any) -> bool | None:

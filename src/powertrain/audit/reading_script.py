@@ -247,7 +247,7 @@ def _subject(script: Script, followed: Followed, launch: str = "") -> Subject:
             put(settings, unread, key, setting)
     if "accelerate.gradient_accumulation_steps" in settings and never_accumulates(script):
         settings.pop("training.gradient_accumulation_steps", None)       # each batch is a step
-    return Subject(script.path, framework(followed), settings, unread, unknown, script, launch)
+    return Subject(script.path, framework(followed), settings, unread, unknown, script, launch, tuple(followed.calls))
 
 
 def _texts(followed: Followed) -> Iterator[Setting]:

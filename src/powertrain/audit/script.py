@@ -65,6 +65,7 @@ class Command:
     place: Place
     words: tuple[str, ...]                   # behind the script's name
     starter: tuple[str, ...]                 # before it
+    called: str = ""                         # the script as the command names it: src/train.py, or src.train behind -m
 
     @property
     def options(self) -> Iterator[str]:

@@ -129,6 +129,7 @@ class Subject:
     unknown: Mapping[str, Setting] = field(default_factory=dict)     # keys of a config that its trainer does not have
     script: Script | None = None             # its code, if it is one
     launch: str = ""                         # how it is started, where that matters: "started with torchrun"
+    calls: tuple[Any, ...] = ()              # of a script: expressions.Made of all that it calls, in order
     others: "tuple[Subject, ...]" = ()       # the same script, started in other ways
 
     def value(self, key: str) -> Any:

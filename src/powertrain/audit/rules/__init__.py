@@ -19,6 +19,7 @@ from powertrain.audit.rules import (
     network,
     optimizer,
     own_code,
+    paths,
     processes,
     program,
     refusals,
@@ -31,5 +32,5 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, configured, labels, optimizer, memory, data, loop, model,
-                 processes, launching, values, cases, columns, own_code, network, learning, trl, starting, tools, refusals,
-                 fitting, good)
+                 processes, launching, values, cases, columns, own_code, network, learning, trl, starting, paths, tools,
+                 refusals, fitting, good)

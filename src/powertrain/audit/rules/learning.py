@@ -1,15 +1,25 @@
 """Rules on what keeps a run from learning or from going on: lost weights, losses without a graph, one process alone."""
 
 import ast
+import re
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.commands import shown
+from powertrain.audit.configs import read_marked
+from powertrain.audit.expressions import Unread
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.labels import CAUSAL, is_copied, is_loss, tokenises
+from powertrain.audit.rules.starting import configs_of
 from powertrain.audit.scopes import is_tried, own_tree
 from powertrain.audit.script import Script
 from powertrain.audit.steps import OPTIMIZERS
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import argument, every, gives_name, inside, is_backward, is_constant, last_name, owner_of
+from powertrain.records import WrongUse
+from powertrain.records.findings import Evidence, Place
 
 METRIC = "training.metric_for_best_model"
 OF_EVERY_EVALUATION = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
@@ -285,10 +295,35 @@ def rows_of_unequal_length(script: Script, subject: Subject, where: Circumstance
         yield found("critical", trainer, labels, pads=helped)
 
 
-@code_rule_once
-def resumes_from_nothing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+@rule
+def resumes_from_nothing(subject: Subject, where: Circumstances) -> Findings:
     """The training is always told to resume, also where there is no checkpoint yet."""
-    for call in script.calls(".train"):
-        always = is_constant(argument(call, "resume_from_checkpoint"), True) and not script.conditions(call)
-        if always and "trainer" in script.sections and not is_tried(script, call):
-            yield found("critical", call)
+    script, key = subject.script, "training.resume_from_checkpoint"
+    said = subject.value(key)
+    if script is None and subject.framework in ("llama-factory", "axolotl") and (
+            (said is True and subject.framework == "llama-factory") or _is_of_other_run(said)):
+        yield found("critical", key)
+    resumes = script is not None and script.command is not None and any("resume" in word for word in script.command.words)
+    if script is None or "trainer" not in script.sections or resumes:
+        return
+    trained = [made for made in subject.calls if made.last == "train" and not made.doubts and not is_tried(script, made.node)]
+    for made in trained:
+        value = made.argument(0, "resume_from_checkpoint")
+        if value is True or _is_of_other_run(value):
+            command = script.command
+            yield found("critical", made.node, Evidence(" ".join(command.words), command.place) if command else None)
+            return
+    if any(isinstance(made.argument(0, "resume_from_checkpoint"), Unread) for made in trained) and script.says(
+            "resume_from_checkpoint"):
+        for file, sure in configs_of(script):
+            with suppress(WrongUse):
+                said = read_marked(file).inner.get("resume_from_checkpoint")
+                if sure and said is not None and (said.value is True or _is_of_other_run(said.value)):
+                    yield found("critical", Evidence(f"resume_from_checkpoint: {said.value}", Place(
+                        shown(script, file.resolve()), said.line)), trained[0].node)
+                    return
+
+
+def _is_of_other_run(value: Any) -> bool:
+    """Return whether a checkpoint is named by an absolute path of some person's machine, and is not there."""
+    return isinstance(value, str) and re.match(r"/(home|Users)/|[A-Z]:[\\/]", value) is not None and not Path(value).exists()

@@ -3,10 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
-from powertrain.audit.commands import commands, project_files, shown, text_of
+from powertrain.audit.command_lines import is_option, of_hydra, read_by_argparse
+from powertrain.audit.commands import STARTERS, commands, project_files, shown, started_lines, text_of
 from powertrain.audit.configs import read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
@@ -21,6 +24,9 @@ from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 
 OF_PARSERS = frozenset({"help", "config"})   # of argparse, and of TrlParser
+OF_ABSL = frozenset(known("absl_flags").split())
+NO_PROSE = re.compile(r"\w+=[\w.-]+|[\w./-]+\.\w+|\d+")     # a word of a command that is none of a sentence
+SIMILAR = 0.75                               # of two names of files
 OF_HANDBOOK = "H4ArgumentParser"             # of the alignment handbook, made from HfArgumentParser
 ONCE = frozenset(known("removed_arguments")) - {"tokenizer", "max_seq_length"}       # what other classes may have too
 INTO_CLASSES = ("transformers.HfArgumentParser", "trl.TrlParser")
@@ -31,8 +37,9 @@ MAKING = (">", "cp ", "mv ", "ln ", "tee ", "wget", "curl", "accelerate config",
 PLACEHOLDERS = ("path", "your", "my_", "example")
 SAYING = (".txt", ".in", ".md", ".rst", ".toml", ".sh", ".bat", ".yml", ".yaml", ".cfg", ".ipynb", ".lock")
 OTHERS = ("setup.py", "Dockerfile", "Makefile", "Pipfile")
+LEAVING = ("git clone", "cd ", "submodule")
 BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "torchtune", "ms-swift", "setfit", "autotrain")
-LISTED = known("packages")
+LISTED, NEEDING = known("packages"), known("packages_of_settings")
 INSTALLING = ("PYTHONPATH", "pip install -e", "pip install .", "conda develop")
 
 
@@ -40,11 +47,65 @@ INSTALLING = ("PYTHONPATH", "pip install -e", "pip install .", "conda develop")
 def command_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The project's own command gives the script an option that it does not take."""
     taken = _taken(script, where)
-    for command in commands(script) if taken is not None else ():
-        lost = [f"--{name}" for name in command.options if not _is_taken(name.replace("-", "_"), taken or frozenset())]
+    added = [made for made in subject.calls if made.last == "add_argument" and script.has_call("argparse.ArgumentParser")]
+    for command in commands(script):
+        lost = [f"--{name}" for name in command.options if not _is_taken(name.replace("-", "_"), taken)] if taken else [
+            word for word in command.words if _is_lost_to_hydra(script, subject, word)]
+        if taken and not lost and added:
+            read = list(read_by_argparse(command, added))
+            extra = [words[0] for made, words in read if made is None]
+            lost = [word for word in extra if NO_PROSE.fullmatch(word) and not any(map(is_option, extra))]
         if lost:
             shown = f"{' '.join((*command.starter[-2:], script.path.name))} ... {' '.join(lost[:3])}"
             yield found("critical", Evidence(shown, command.place), names=", ".join(dict.fromkeys(lost)))
+            return
+
+
+def _is_lost_to_hydra(script: Script, subject: Subject, word: str) -> bool:
+    """Return whether a word of a command sets a key that the config of `@hydra.main` does not have."""
+    key, joined, _ = word.partition("=")
+    for function in script.functions.values() if joined and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key) else ():
+        module = script.module(function)
+        folder = (module.file if module is not None else script.path).parent
+        table = of_hydra(function, replace(script, command=None), folder)
+        if table is not None:
+            first, groups = key.partition(".")[0], [each for each in folder.glob("*/*") if each.is_dir()]
+            left_out = table.open.partition(":")[0]      # a group whose choice is not there, as `model: ???`
+            whole = not table.open or (left_out and not any("_global_" in text_of(file) for group in groups
+                                                            for file in group.glob("*.yaml")))
+            return bool(whole) and first not in {*table.entries, "hydra", *(each.name for each in groups)}
+    return False
+
+
+@code_rule
+def command_line_ignored(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The parser is given an empty list in place of the command line, and the project's commands give options."""
+    empty = [call for call in script.calls(".parse_args") if call.args and isinstance(call.args[0], ast.Constant | ast.List)
+             and not getattr(call.args[0], "value", None) and not getattr(call.args[0], "elts", None)]
+    parsing = list(script.calls(".parse_args", ".parse_known_args", ".parse_args_into_dataclasses"))
+    if len(parsing) != 1 or not empty or script.path.suffix != ".py" or script.conditions(empty[0]):
+        return
+    given = [Evidence(" ".join(command.words[:6]), command.place) for command in commands(script) if next(command.options, "")]
+    if script.module(empty[0]) is not None:              # which other scripts of the project have too
+        given += [Evidence(" ".join(line.words[:6]), line.place) for line in started_lines(script)
+                  if any(word.startswith("--") for word in line.words) and any(word.endswith(".py") for word in line.words)]
+    yield found("critical" if given else "moderate", empty[0], *given[:1])
+
+
+@code_rule
+def script_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A command of the project starts a script that the project does not have, and this one has a similar name."""
+    files = [file for file in project_files(script) if file.suffix == ".py"]
+    names, own = sorted({file.name for file in files}), script.path.resolve()
+    for line in started_lines(script):
+        at = next((at for at, word in enumerate(line.words) if word.endswith(".py") and not set(word) & set("$<>{}*")), 0)
+        named, before = line.words[at], line.words[:at]
+        plain = bool(before) and all(word.startswith(("-", *STARTERS)) or "=" in word for word in before)
+        if not plain or line.file.parent not in own.parents or any(word in text_of(line.file) for word in LEAVING):
+            continue
+        closest = get_close_matches(Path(named).name, names, 2, SIMILAR)
+        if Path(named).name not in names and closest[:1] == [own.name] and len(closest) == 1 and names.count(own.name) == 1:
+            yield found("critical", Evidence(" ".join((*before, named)), line.place), name=named, other=own.name)
             return
 
 
@@ -55,7 +116,7 @@ def config_refused(script: Script, subject: Subject, where: Circumstances) -> Fi
     taken = _of_classes(script, parsers[0], where) if len(parsers) == 1 else None
     known_ones = _of_classes(script, parsers[0], where, in_part=True) if len(parsers) == 1 and taken is None else None
     settled = taken if taken is not None else known_ones if known_ones and "output_dir" in known_ones else None
-    for file, sure in _configs(script) if settled is not None else ():
+    for file, sure in configs_of(script) if settled is not None else ():
         try:
             keys = read_marked(file).inner
         except WrongUse:
@@ -70,7 +131,7 @@ def config_refused(script: Script, subject: Subject, where: Circumstances) -> Fi
             return
 
 
-def _configs(script: Script) -> Iterator[tuple[Path, bool]]:
+def configs_of(script: Script) -> Iterator[tuple[Path, bool]]:
     """Yield the configs that the project starts the script with, and, as not sure, others where the script reads any."""
     root, own = script.root or script.path.parent, script.path.parent
     reads = list(script.calls(".parse_yaml_file", ".parse_json_file"))
@@ -84,7 +145,9 @@ def _configs(script: Script) -> Iterator[tuple[Path, bool]]:
     files += [(str(item.value), own) for call in reads
               for item in (*call.args, *(each.value for each in call.keywords)) if isinstance(item, ast.Constant)]
     for word, folder in files:
-        yield from ((file, True) for file in [root / word, folder / word] if file.is_file())
+        named = [file for file in project_files(script) if file.name == word]
+        there = [file for file in (root / word, folder / word) if file.is_file()]
+        yield from ((file, True) for file in there or named)
     if reads and not files:
         yield from ((file, False) for file in project_files(script) if file.suffix in CONFIGS[:2])
 
@@ -135,12 +198,12 @@ def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances)
     if any(word in script.text for word in SEARCHED) or any(word in said for word in INSTALLING) or any(
             file.name in ("setup.py", "pyproject.toml", "setup.cfg") for file in project_files(script)):
         return
-    started = [command for command in commands(script) if "deepspeed" not in command.starter]      # it adds the folder it is in
+    started = [command for command in commands(script) if "deepspeed" not in command.starter and command.starter[-1] != "-m"]
     dotted = next((name for name in re.findall(r"-m\s+([\w.]+)", said) if own.with_suffix("").as_posix().endswith(
         "/" + name.replace(".", "/"))), "")
     if bool(started) == bool(dotted):
         return
-    base = own.parent if started else own.parents[dotted.count(".")]
+    base = own.parent if started else own.parents[dotted.count(".")]      # deepspeed adds the folder that it is in
     for node in script.nodes:
         names = [((item.name,), item.name) for item in node.names] if isinstance(node, ast.Import) else [
             (("", *(item.name for item in node.names)), node.module)] if isinstance(
@@ -173,20 +236,29 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
     said += "".join(re.findall(r"pip install[^\n]*\n[^\n]*", script.own_text.lower()))
     if not lists or not any(name in said for name in ("torch", "transformers")) or any(name in said for name in BRINGING):
         return                               # the list is of something else, or a framework brings what it needs
-    lost: dict[str, ast.AST] = {}
+    lost: dict[str, ast.AST | str] = {}
     for node in script.nodes:
         names = [item.name for item in node.names] if isinstance(node, ast.Import) else [
             node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         for name in {each.partition(".")[0] for each in names} & set(LISTED):
-            listed = is_own(script, name) or any(each in said for each in (name, *LISTED[name]))
-            if not listed and not is_tried(script, node) and not script.conditions(node):
+            if not _is_listed(script, name, said) and not is_tried(script, node) and not script.conditions(node):
                 lost.setdefault(name, node)
+    for key, values in NEEDING.items():
+        for value, name in values.items():
+            on = subject.on(key) if value == "on" else str(subject.value(key)) == value
+            if on and not _is_listed(script, name, said):
+                lost.setdefault(name, key)
     if lost:
         listed_in = Evidence(lists[0].name, Place(shown(script, lists[0]), 1))
-        yield found("moderate", *lost.values(), listed_in, names=", ".join(lost))
+        follows = re.search(r"pip3? install +-r", said) is not None      # and so a reader of the project does
+        yield found("critical" if follows else "moderate", *lost.values(), listed_in, names=", ".join(lost))
 
 
-def _is_taken(name: str, taken: frozenset[str]) -> bool:
+def _is_listed(script: Script, name: str, said: str) -> bool:
+    return is_own(script, name) or any(each in said for each in (name, *LISTED[name]))
+
+
+def _is_taken(name: str, taken: frozenset[str] | set[str]) -> bool:
     """Return whether a parser takes an option, by its name or by a beginning that only one has."""
     return name in taken or name.removeprefix("no_") in taken or sum(each.startswith(name) for each in taken) == 1
 
@@ -195,6 +267,10 @@ def _taken(script: Script, where: Circumstances) -> frozenset[str] | None:
     """Return the options that the script takes; None where they are not sure."""
     hf = _parsers(script)
     plain = list(script.calls("argparse.ArgumentParser"))
+    if not hf and not plain and script.has_call("absl.app.run") and not script.says("config_flags", "tensorflow"):
+        of_absl = [call for call in script.every(ast.Call) if script.name(call).startswith("absl.flags.DEFINE_") and call.args]
+        names = {str(getattr(call.args[0], "value", "")) for call in of_absl}
+        return OF_ABSL | names | {f"no{name}" for name in names} if names and "" not in names else None
     if len(hf) == 1 and not plain:
         return _of_classes(script, hf[0], where)
     if len(plain) != 1 or hf or script.has_call(".parse_known_args") or script.says(
