@@ -11,6 +11,7 @@ from powertrain.audit.rules import (
     launching,
     learning,
     loop,
+    meaning,
     memory,
     model,
     names,
@@ -21,6 +22,7 @@ from powertrain.audit.rules import (
     program,
     running,
     starting,
+    together,
     tools,
     trl,
     values,
@@ -28,4 +30,4 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, cases, columns, own_code, network, learning, trl, starting, tools, good)
+                 launching, values, cases, columns, own_code, network, learning, trl, starting, together, meaning, tools, good)
