@@ -77,3 +77,9 @@ def test_a_training_that_another_file_calls_is_called(tmp_path: Path) -> None:
     assert len(said("training_never_called", text, tmp_path)) == 1
     (tmp_path / "start.py").write_text("from train import main\nmain()\n", encoding="utf-8")
     assert said("training_never_called", text, tmp_path) == []
+
+
+def test_a_measurement_need_not_keep_its_model(tmp_path: Path) -> None:
+    (folder := tmp_path / "benchmarks").mkdir()
+    assert said("never_saved", loop(*PLAIN), tmp_path)
+    assert said("never_saved", loop(*PLAIN), folder) == []

@@ -87,8 +87,9 @@ def givings(script: Script) -> Mapping[str, list[Given]]:
     for node in sorted(every(ast.stmt, script.tree), key=lambda each: each.lineno):
         if isinstance(node, ast.For | ast.AugAssign | ast.With):
             stored = [item.optional_vars for item in node.items] if isinstance(node, ast.With) else [node.target]
-            pairs = [(each, ast.Constant(None)) for target in stored if target is not None      # a value that is not known
-                     for each in every(ast.Name, target)]
+            unknown: ast.expr = ast.Constant(None)
+            names: list[ast.expr] = [each for target in stored if target is not None for each in every(ast.Name, target)]
+            pairs = [(each, unknown) for each in names]
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             pairs = [pair for target in targets_of(node) for pair in _pairs(target, node.value)]
         else:

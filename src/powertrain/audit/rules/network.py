@@ -8,6 +8,7 @@ from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, Loop, argument, every, gives_name, last_name, names_in, owner_of, reads_of
+from powertrain.records.findings import Severity
 
 TRAINED = ("Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "LSTM", "GRU", "MultiheadAttention",
            "TransformerEncoderLayer", "TransformerDecoderLayer", "TransformerEncoder")
@@ -280,8 +281,10 @@ def never_saved(script: Script, subject: Subject, where: Circumstances) -> Findi
     if loop is None or "trainer" in script.sections or any(_leaves(script, call) for call in script.every(ast.Call)):
         return
     begins = script.function(loop) is None or "__main__" in script.own_text
-    if begins and script.has_call(".step"):
-        yield found("critical", loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
+    measures = "bench" in str(script.path.resolve()).lower()         # of such a run only the times are wanted
+    severity: Severity = "moderate" if script.path.suffix == ".ipynb" else "critical"       # a notebook still has the model
+    if begins and not measures and script.has_call(".step"):
+        yield found(severity, loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
 
 
 def _leaves(script: Script, call: ast.Call) -> bool:
