@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from audit_subjects import software
 from code_cases import ARGUMENTS, HEAD, HF, MADE, PARALLEL, PLAIN, TOKENIZER, loop
+from meaning_cases import MEANING_CASES
 from network_cases import NETWORK_CASES
 from running_cases import CALLED, FIRST, HELPER, NETWORK, PARSED, RUNNING_CASES
 
@@ -26,7 +27,7 @@ def said(name: str, text: str, folder: Path, where: Circumstances = WITH_RELEASE
     return [finding.why for finding in BY_NAME[name].find(read_subject(path), where)]
 
 
-ENDING = RUNNING_CASES | NETWORK_CASES
+ENDING = RUNNING_CASES | NETWORK_CASES | MEANING_CASES
 
 
 @pytest.mark.parametrize("name", ENDING)

@@ -22,7 +22,7 @@ def last_name(node: ast.AST) -> str:
 def argument(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
     """Return an argument of a call by its name, or by its place if it has one."""
     named = next((item.value for item in call.keywords if item.arg == name), None)
-    return call.args[place] if named is None and place is not None and len(call.args) > place else named
+    return call.args[place] if named is None and place is not None and len(call.args) > place >= 0 else named
 
 
 def hides_arguments(call: ast.Call) -> bool:

@@ -13,6 +13,7 @@ from powertrain.audit.rules import (
     launching,
     learning,
     loop,
+    meaning,
     memory,
     model,
     names,
@@ -25,6 +26,7 @@ from powertrain.audit.rules import (
     refusals,
     running,
     starting,
+    together,
     tools,
     trl,
     values,
@@ -32,5 +34,5 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, configured, labels, optimizer, memory, data, loop, model,
-                 processes, launching, values, cases, columns, own_code, network, learning, trl, starting, paths, tools,
-                 refusals, fitting, good)
+                 processes, launching, values, cases, columns, own_code, network, learning, trl, starting, paths, together,
+                 meaning, tools, refusals, fitting, good)

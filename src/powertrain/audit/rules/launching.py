@@ -39,8 +39,8 @@ CHANGING = ("update", "setdefault", "pop")   # methods of a table
 OF_ENGINES = ("save_checkpoint", "save_16bit_model")     # of DeepSpeed
 SHARDING = ("fsdp", "zero3", "zero_3", "zero-3", "z3.", "z3_", "stage3", "stage_3")         # in the commands of a project
 FOR_EVERYONE = ("wait_for_everyone", "gather", "gather_for_metrics", "reduce")       # of accelerate
-THE_FIRST = ("is_main_process", "master_process", "is_master", "is_main", "is_rank_0", "is_rank_zero", "is_world_process_zero",
-             "is_global_zero")
+THE_FIRST = ("is_main_process", "master_process", "is_master_process", "is_master", "is_main", "is_rank_0", "is_rank_zero",
+             "is_world_process_zero", "is_global_zero")
 SCALERS = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler")
 
 
@@ -126,7 +126,7 @@ def one_process_waits(script: Script, subject: Subject, where: Circumstances) ->
     """One process alone calls what all processes have to call together, and waits for ever."""
     together = _Together(script)
     others = any(("rank" in script.words(node.test).lower() or _is_of_others(script, node.test))
-                 and not _is_of_the_first(script, node.test)
+                 and not is_of_the_first(script, node.test)
                  and any(map(together.has, script.reached(node))) for node in script.every(ast.If))
     for test, alone, rest in _alone(script) if not others else ():
         call = next(filter(together.has, script.reached(*alone)), None)
@@ -137,7 +137,7 @@ def one_process_waits(script: Script, subject: Subject, where: Circumstances) ->
 def _alone(script: Script) -> Iterator[tuple[ast.expr, list[ast.stmt], list[ast.stmt]]]:
     """Yield each condition on the process's number, what the first process does by it, and what the others do."""
     for node in script.every(ast.If):
-        if _is_of_the_first(script, node.test):
+        if is_of_the_first(script, node.test):
             yield node.test, node.body, node.orelse
         elif _is_of_others(script, node.test) and isinstance(node.body[-1], ast.Return) and not node.orelse:
             body = getattr(script.parents[node], "body", [])
@@ -145,10 +145,10 @@ def _alone(script: Script) -> Iterator[tuple[ast.expr, list[ast.stmt], list[ast.
                 yield node.test, body[body.index(node) + 1:], node.body
 
 
-def _is_of_the_first(script: Script, test: ast.expr) -> bool:
+def is_of_the_first(script: Script, test: ast.expr) -> bool:
     """Return whether a test holds in one process alone: `rank == 0`, `accelerator.is_main_process`, `master_process`."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return any(_is_of_the_first(script, each) for each in test.values)
+        return any(is_of_the_first(script, each) for each in test.values)
     held = script.assigned(test) if isinstance(test, ast.Name) else []
     if held and all(_compares(script, value, ast.Eq) for value in held):
         return True                                      # master = rank == 0
@@ -158,7 +158,7 @@ def _is_of_the_first(script: Script, test: ast.expr) -> bool:
 def _is_of_others(script: Script, test: ast.expr) -> bool:
     """Return whether a test holds in all processes but the first: `rank != 0`, `not is_main_process`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _is_of_the_first(script, test.operand)
+        return is_of_the_first(script, test.operand)
     return _compares(script, test, ast.NotEq) or _compares(script, test, ast.Gt)
 
 
@@ -182,6 +182,9 @@ class _Together:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.sharded = {name: call for call in script.calls(*FSDP) for name in self._names(call)}
+        # whose forward sends the buffers of the first process to all
+        self.buffered = {name for call in script.calls(*PARALLEL) if script.says("register_buffer") and not is_constant(
+            argument(call, "broadcast_buffers"), False) for name in self._names(call)}
         told = [word.lower() for command in commands(script) for word in (*command.starter, *command.words)]
         self.shards = any(part in word for word in told if word.endswith((".yaml", ".yml", ".json")) for part in SHARDING) \
             or "--use_fsdp" in told
@@ -193,6 +196,8 @@ class _Together:
         name, last = self.script.name(node), last_name(node.func)
         if name.startswith(("torch.distributed.", "dist.")):
             return last == "summon_full_params" or (name.count(".") <= 2 and last in COLLECTIVE)
+        if self.script.words(node.func) in self.buffered and "." in self.script.words(node.func):
+            return True
         if isinstance(node.func, ast.Name):
             return self._is_sharded(node, last)
         if not isinstance(node.func, ast.Attribute):

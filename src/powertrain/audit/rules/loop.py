@@ -1,6 +1,7 @@
 """Rules on a script's own training loop: what it waits for, its evaluation, and what stands outside of it."""
 
 import ast
+from itertools import takewhile
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
@@ -8,7 +9,7 @@ from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, StepCall, interval, is_without_gradients, step_code, training_steps
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, Loop, argument, every, last_name, names_in
+from powertrain.audit.syntax import FunctionNode, Loop, argument, every, last_name, names_in, owner_of
 from powertrain.cost.precision import bf16_pays
 
 ANOMALIES = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly",
@@ -17,6 +18,7 @@ STRONG_DECAY = 0.05          # between torch's default, 0.01, which hardly moves
 MOVING = ("to", "cuda", "prepare", "initialize", "setup", "setup_module", "set_device", "set_default_device", "device")
 WAITING = (".item", ".tolist", ".numpy")
 EMPTYING = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "torch.xpu.empty_cache", "gc.collect", ".empty_cache")
+WITH_DROPOUT = ("bert", "gpt2", "t5-", "bart", "electra", "deberta", "pegasus", "facebook/opt")      # of published models
 KEEPING = ("save", "checkpoint", "valid", "eval")            # in the names of functions that evaluate or save
 BENCHMARK, DETERMINISTIC, DETERMINISM = "training.cudnn_benchmark", "training.cudnn_deterministic", "training.full_determinism"
 
@@ -104,6 +106,8 @@ def synchronised_each_step(script: Script, subject: Subject, where: Circumstance
 def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop empties the allocator's cache or collects garbage."""
     calls = [call for step in step_code(script) for call in step.named(*EMPTYING) if not _leaves_after(script, call.node)
+             and not any(_leaves_after(script, each.node) for each in step.calls
+                         if script.called(each.node) is script.function(call.node) is not None)
              and not any(isinstance(around, ast.ExceptHandler) for around in script.ancestors(call.node))]
     # a snippet whose loop is somewhere else has an `if` that counts steps
     nodes = [call.node for call in calls] or [node for node in script.calls(*EMPTYING) if any(
@@ -117,11 +121,13 @@ def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances
 
 def _leaves_after(script: Script, node: ast.AST) -> bool:
     """Return whether the statements behind a node's own leave the loop."""
-    statement = script.statement(node)
-    around = script.parents[statement]
-    bodies = [body for name in ("body", "orelse", "finalbody") if statement in (body := getattr(around, name, []))]
-    return any(isinstance(each, ast.Break | ast.Return | ast.Raise)
-               for body in bodies for each in body[body.index(statement):])
+    for statement in (node, *takewhile(lambda each: not isinstance(each, Loop | FunctionNode), script.ancestors(node))):
+        bodies = [body for name in ("body", "orelse", "finalbody") if statement in (
+            body := getattr(script.parents[statement], name, None) or []) and isinstance(body, list)]
+        after = [each for body in bodies for each in body[body.index(statement):]]
+        if any(isinstance(each, ast.Break | ast.Return | ast.Raise) for each in after):
+            return True
+    return False
 
 
 @code_rule_once
@@ -184,17 +190,33 @@ def _is_without_gradients(script: Script, loop: Loop) -> bool:
 @code_rule_once
 def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop calls model.eval() and never model.train(), so dropout stays off."""
-    if script.classes and not loads_weights(script) and not script.says("ropout", "BatchNorm"):          # a network without any
-        return
     for step in training_steps(script):
         for around in _around(script, step):
             switched = _switches(script, around, "eval")
             if not switched or _switches(script, around, "train"):
                 continue
-            model = script.words(switched[0].func.value) if isinstance(switched[0].func, ast.Attribute) else "model"
+            owner = owner_of(switched[0]) or switched[0]
+            made = {kind.removesuffix("()") for kind in script.kinds.get(last_name(owner), ()) if not kind.startswith("torch.")}
+            own = made <= set(script.classes) if made else not loads_weights(script)
+            if script.classes and own and not script.says("ropout", "BatchNorm"):
+                continue                                 # a network without any
+            model = script.words(owner) if owner is not switched[0] else "model"
             elsewhere = script.function(switched[0]) is not script.function(around) or around is step.node
             edits = () if elsewhere else with_line(script, around.body[0], f"{model}.train()")
             yield found("moderate", switched[0], edits=edits)
+
+
+@code_rule_once
+def left_as_loaded(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A pretrained model is trained as it was loaded, which is without dropout."""
+    path = str(subject.value("model.path") or "").lower()
+    loads = [call for call in script.calls(".from_pretrained") if script.name(call).startswith("transformers.")
+             and not any(word in script.name(call) for word in ("okenizer", "Config", "Processor", "FeatureExtractor"))]
+    trains = any(isinstance(node, ast.Attribute) and node.attr == "train" for node in ast.walk(script.tree))
+    if len(loads) != 1 or trains or not any(word in path for word in WITH_DROPOUT) or script.says(
+            "deepspeed", "get_peft_model", "dropout") or not script.training_loops or "trainer" in script.sections:
+        return
+    yield found("moderate", loads[0], script.training_loops[0], path=path)
 
 
 def _around(script: Script, step: Step) -> list[Loop]:

@@ -8,6 +8,7 @@ from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, Loop, argument, every, gives_name, last_name, names_in, owner_of, reads_of
+from powertrain.records.findings import Severity
 
 TRAINED = ("Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "LSTM", "GRU", "MultiheadAttention",
            "TransformerEncoderLayer", "TransformerDecoderLayer", "TransformerEncoder")
@@ -24,7 +25,7 @@ ORDERING = ("transpose", "swap", "permute", "rearrange", "einsum")
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
 QUERIES = ("q", "k", "xq", "xk", "query", "key")       # arguments of a layer that always have gradients
 OF_DATA = ("numpy.save", "json.dump", "json.dumps", "matplotlib.pyplot.savefig")        # calls that write no weights
-LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub", "Checkpoint", "log_model", "artifact", "store")
+LEFT = ("save", "ckpt", "dump", "export", "upload", "push_to_hub", "Checkpoint", "log_model", "artifact")
 
 
 @code_rule_once
@@ -277,19 +278,22 @@ def _is_about(call: ast.Call, name: str, made: ast.Assign) -> bool:
 def never_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script trains a model, and saves it nowhere."""
     loop = next(iter(script.training_loops), None)
-    if loop is None or subject.framework != "pytorch" or any(_leaves(script, call) for call in script.every(ast.Call)):
+    if loop is None or "trainer" in script.sections or any(_leaves(script, call) for call in script.every(ast.Call)):
         return
     begins = script.function(loop) is None or "__main__" in script.own_text
-    if begins and script.has_call(".step"):
-        yield found("moderate", loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
+    measures = "bench" in str(script.path.resolve()).lower()         # of such a run only the times are wanted
+    severity: Severity = "moderate" if script.path.suffix == ".ipynb" else "critical"       # a notebook still has the model
+    if begins and not measures and script.has_call(".step"):
+        yield found(severity, loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
 
 
 def _leaves(script: Script, call: ast.Call) -> bool:
     """Return whether a call may leave weights behind: its name says so, or it opens a file to write bytes."""
-    name = script.name(call) or last_name(call.func)
+    name, last = script.name(call) or last_name(call.func), last_name(call.func)
     given = (*call.args, *(item.value for item in call.keywords))
-    writes = last_name(call.func) == "open" and any(isinstance(item, ast.Constant) and item.value == "wb" for item in given)
-    return writes or (any(word in name for word in LEFT) and name not in OF_DATA)
+    writes = last == "open" and any(isinstance(item, ast.Constant) and item.value == "wb" for item in given) and not any(
+        word in getattr(script.function(call), "name", "") for word in ("download", "fetch"))
+    return writes or "store" in last or (any(word in name for word in LEFT) and name not in OF_DATA and last != "savefig")
 
 
 @code_rule_once

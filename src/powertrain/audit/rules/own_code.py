@@ -4,7 +4,7 @@ import ast
 
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import PASS, TIMES
-from powertrain.audit.rules.labels import given_to, is_masked, starts_at_the_second
+from powertrain.audit.rules.labels import ends_before_the_last, given_to, is_masked, starts_at_the_second
 from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.rules.refusals import is_launched
 from powertrain.audit.script import Script
@@ -12,6 +12,7 @@ from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import argument, every, hides_arguments, last_name, names_in, owner_of, reads_of
 
 CAUSAL = ("tril", "triu", "causal", "attn_mask", "src_mask", "subsequent_mask", "look_ahead", "block_mask")
+ENCODERS = ("torch.nn.Transformer", "torch.nn.TransformerEncoder", "torch.nn.TransformerDecoder")
 WEIGHTED = ("Linear", "Embedding", "Conv1d", "Conv2d", "LayerNorm")
 MADE_ON_THE_CPU = ("torch.tensor", "torch.zeros", "torch.ones", "torch.randn", "torch.rand", "torch.randint", "torch.arange",
                    "torch.full", "torch.stack", "torch.cat", "torch.from_numpy")
@@ -33,6 +34,18 @@ def attention_unmasked(script: Script, subject: Subject, where: Circumstances) -
                    and _is_of_scores(script, call)), None)
     if ahead is not None and scores is not None:
         yield found("critical", scores, ahead)
+        return
+    layers = {name for call in script.calls(*ENCODERS) for target in getattr(script.parents[call], "targets", ())
+              if (name := script.words(target)).startswith("self.")}
+    before = {ast.unparse(node.value) for node in script.every(ast.Subscript) if ends_before_the_last(node) or (
+        isinstance(node.slice, ast.Slice) and node.slice.lower is not None and not starts_at_the_second(node))}
+    both = next((node for node in script.every(ast.Subscript) if starts_at_the_second(node)
+                 and ast.unparse(node.value) in before), None)
+    for call in script.every(ast.Call) if both is not None else ():
+        if script.words(call.func) in layers and len(call.args) < 3 and not any("causal" in str(item.arg) or str(item.arg) in (
+                "mask", "tgt_mask", "src_mask", "None") for item in call.keywords):
+            yield found("critical", call, both)
+            return
 
 
 def _is_of_scores(script: Script, call: ast.Call) -> bool:
@@ -211,10 +224,10 @@ def trainer_never_trains(script: Script, subject: Subject, where: Circumstances)
     statement = script.parents[made]
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
     trains = any(TRAINING & {*last_name(call.func).lower().split("_")}       # PPO's trainer of older releases has step
-                 for call in every(ast.Call, script.tree))
+                 for call in every(ast.Call, script.tree) if last_name(call.func) != "train_test_split")
     if not isinstance(target, ast.Name) or trains:
         return
-    uses = [node for node in every(ast.Name, script.tree) if node.id == target.id]
+    uses = [node for node in every(ast.Name, script.tree) if node.id == target.id and not isinstance(node.ctx, ast.Del)]
     if all(node is target or isinstance(script.parents[node], ast.Attribute) for node in uses):
         yield found("critical", made)
 

@@ -3,6 +3,7 @@
 import ast
 
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
+from powertrain.audit.origins import origins
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.names import UNSLOTH
 from powertrain.audit.scopes import bound_names, is_tried
@@ -34,6 +35,8 @@ WHOLE = (".save_state", ".save_checkpoint", "save_checkpoint", "torch.distribute
 PARTS = {"the schedule": ("sched",), "the scaler": ("scaler",), "the place in the run": ("epoch", "step", "iter")}
 SAVES = ("torch.save", "safetensors.torch.save_file")
 LIMIT = "training.save_total_limit"
+OF_NUMPY = ("mean", "average", "median", "exp", "sum", "std", "sqrt", "min", "max", "float32", "float64", "array", "get_state",
+            "nanmean", "log", "round", "percentile")
 SAFE_SINCE = (2, 6)          # torch: weights_only became the default
 
 
@@ -152,6 +155,7 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
                  isinstance(node.func, ast.Attribute) and node.func.attr == "save_pretrained"
                  and not any(word in script.words(node.func.value).lower() for word in ("tok", "processor", "config"))))]
     given = [call.args[0] if call.args else call for call in saves]
+    given += [end for first in given for name in every(ast.Name, first) for end in origins(script, name)]
     saved = " ".join(script.words(node) for first in given for node in (first, *script.assigned(first))).lower()
     if saves and "optim" not in saved:
         yield found("moderate", *saves[:3], case="weights")
@@ -204,12 +208,13 @@ def own_objects_refused(script: Script, subject: Subject, where: Circumstances) 
             if load is not None:
                 yield found("critical", load, save, file=script.words(argument(save, "f", 1) or save),
                             object=script.words(saved))
-        for table in [saved, *script.assigned(saved)] if saved is not None else []:
+        for table in [*origins(script, saved), *script.assigned(saved)] if saved is not None else []:
             if not isinstance(table, ast.Dict):
                 continue
             load = next((call for call in loads if reads(script, call, table)), None)
-            refused = [value for value in table.values if (made := script.assigned(value)) and all(
-                isinstance(one, ast.Call) and is_own_object(script, one) for one in made)]
+            refused = [value for value in table.values if ((made := script.assigned(value)) and all(
+                isinstance(one, ast.Call) and is_own_object(script, one) for one in made))
+                or (load is not None and _is_of_numpy(script, value))]
             if load is not None and refused:
                 yield found("critical", load, refused[0], file=script.words(argument(save, "f", 1) or save),
                             object=script.words(refused[0]))
@@ -246,6 +251,16 @@ def _gives_own_objects(script: Script, function: FunctionNode | None) -> bool:
         isinstance(call.func, ast.Attribute) and call.func.attr == "append" and last_name(call.func.value) in names
         and call.args and isinstance(call.args[0], ast.Call) and is_own_object(script, call.args[0])
         for call in every(ast.Call, function))
+
+
+def _is_of_numpy(script: Script, node: ast.expr) -> bool:
+    """Return whether a value may be one of numpy's numbers, arrays or states, which torch.load refuses: np.mean(losses)."""
+    for end in origins(script, node):
+        if isinstance(end, ast.BinOp) and any(_is_of_numpy(script, each) for each in (end.left, end.right)):
+            return True
+        if isinstance(end, ast.Call) and script.name(end).startswith("numpy.") and last_name(end.func) in OF_NUMPY:
+            return True
+    return False
 
 
 def reads(script: Script, load: ast.Call, table: ast.Dict) -> bool:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from powertrain.audit.origins import is_led_to_by
 from powertrain.audit.project import HIGHEST
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.calls import passed
@@ -77,11 +78,11 @@ def undefined_names(script: Script, subject: Subject, where: Circumstances) -> F
             continue
         inside = set(ast.walk(tree))
         reached = script.nodes if tree is own_tree(script) else run_nodes(script)
-        added = set(only_added_to(tree))
+        added, guards = set(only_added_to(tree)), re.compile(r"version|PY2|is_\w+_available")
         lost = [node for node in reached if isinstance(node, ast.Name)
                 and (node in added or (bound is not None and node.id not in bound)) and node in inside
                 and not is_tried(script, node) and not is_annotation(script, node) and node.id not in script.unparsed
-                and not any(re.search("version|PY2", script.words(test.test)) for test in script.conditions(node))]
+                and not any(guards.search(script.words(test.test)) for test in script.conditions(node))]
         if lost:
             yield found("critical", *{node.id: node for node in reversed(lost)}.values(), names=", ".join(dict.fromkeys(
                 node.id for node in lost)))
@@ -256,14 +257,13 @@ def evaluation_unused(script: Script, subject: Subject, where: Circumstances) ->
 @code_rule
 def adapter_never_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trained adapters are left in the folder of the last checkpoint."""
-    if "trainer" not in script.sections or not subject.has_adapters:
-        return
-    if script.has_call(*SAVING) or subject.on("training.push_to_hub"):
-        return
-    last = next((call for call in script.every(ast.Call) if last_name(call.func) == "train"
-                 and isinstance(script.parents[call], ast.Expr)), None)
     strategy = subject.value("training.save_strategy")
-    if last is not None and strategy in (None, "no") and subject.value("training.save_steps") is None:
+    if "trainer" not in script.sections or not (subject.has_adapters or strategy == "no") or subject.on("training.push_to_hub"):
+        return
+    saves = any(not is_led_to_by(script, call, script.unused) for call in script.calls(*SAVING))
+    last = next((call for call in script.every(ast.Call) if last_name(call.func) == "train"
+                 and isinstance(script.parents[call], ast.Expr | ast.Assign)), None)
+    if last is not None and not saves and strategy in (None, "no") and subject.value("training.save_steps") is None:
         yield found("critical" if strategy == "no" else "low", last, case="lost" if strategy == "no" else "")
 
 

@@ -311,10 +311,30 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
             has = kinds[kind] if kind is not None else None
             if kind is not None and has is not None and node.attr not in has:
                 lost[node.attr] = (node, kind.name)
+        elif owner.id in script.classes and owner.id not in script.shared_names and means(
+                script, owner, script.classes[owner.id]):
+            has = _members(script, script.classes[owner.id], where)
+            if has is not None and node.attr not in has | frozenset(dir(type)):
+                lost[node.attr] = (node, owner.id)
         elif _lost_of_library(script, owner, node.attr, where):
             lost[node.attr] = (node, owner.id)
     for name, (node, whose) in lost.items():
-        yield found("critical", node, name=name, whose=whose)
+        if not _is_of_a_switch(script, node):
+            yield found("critical", node, name=name, whose=whose)
+
+
+def _is_of_a_switch(script: Script, node: ast.AST) -> bool:
+    """Return whether code of a class only runs where an attribute of its object is on, or not None, which may never be."""
+    function = script.function(node)
+    asked = [test.test for test in script.conditions(node)]
+    asked += [each.test for each in (function.body if function is not None else []) if isinstance(each, ast.If)
+              and isinstance(each.body[-1], ast.Return) and "is None" in script.words(each.test) and each.lineno < getattr(
+                  node, "lineno", 0)]
+    if any(script.words(test.left if isinstance(test, ast.Compare) else test).startswith("self.") and not isinstance(
+            test, ast.Call) for test in asked):
+        return True
+    callers = script.callers(function) if function is not None and script.class_around(function) is not None else []
+    return bool(callers) and all(script.function(each) is not function and _is_of_a_switch(script, each) for each in callers)
 
 
 def _lost_of_tokenizers(script: Script, node: ast.Attribute, where: Circumstances) -> bool:
