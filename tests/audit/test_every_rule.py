@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from code_cases import CASES
+from library_cases import LIBRARY_CASES
 from network_cases import NETWORK_CASES
 from program_cases import PROGRAM_CASES
 from running_cases import RUNNING_CASES
@@ -25,7 +26,7 @@ OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused",
                 "packages_unlisted", "column_not_there", "answers_alone", "rank_under_other_name",
                 "labels_by_old_name",
                 "template_of_other_model", "data_given_twice", "placeholder_left", "components_moved", "evaluation_never",
-                "modules_out_of_reach", "template_unknown",
+                "modules_out_of_reach", "template_unknown", "checkpoints_into_source",
                 "format_gone", "settings_refused", "data_refused", "data_not_defined", "targets_missing")
 KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases", "rests_on",
         "gives_way_to"}
@@ -33,7 +34,8 @@ KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "d
 
 def test_every_rule_has_a_firing_case_and_a_near_miss() -> None:
     assert sorted(rule.name for rule in RULES) == sorted([
-        *CASES, *SETTING_CASES, *PROGRAM_CASES, *RUNNING_CASES, *NETWORK_CASES, *TRL_CASES, *OF_A_PROJECT])
+        *CASES, *SETTING_CASES, *PROGRAM_CASES, *RUNNING_CASES, *NETWORK_CASES, *TRL_CASES, *LIBRARY_CASES,
+        *OF_A_PROJECT])
 
 
 def test_there_are_at_least_forty_rules() -> None:

@@ -16,6 +16,7 @@ from powertrain.audit.rules import (
     names,
     network,
     optimizer,
+    overrides,
     own_code,
     processes,
     program,
@@ -28,4 +29,4 @@ from powertrain.audit.rules import (
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, labels, optimizer, memory, data, loop, model, processes,
-                 launching, values, cases, columns, own_code, network, learning, trl, starting, tools, good)
+                 launching, values, cases, columns, own_code, network, learning, trl, starting, tools, overrides, good)
