@@ -172,7 +172,7 @@ def test_trainers_of_trl_are_asked_for_what_they_have(base: str, asked: str, fir
 @pytest.mark.parametrize(("method", "body", "fires"), [
     ("compute_loss(self, model, inputs, **more)", "return self.tokenizer if model else 1", False),
     ("compute_loss(self, model, inputs, **more)", "return 2 if self.tokenizer else 1", True),
-    ("compute_loss(self, model, inputs, **more)", "def inner(self):\n            return self.tokenizer\n        return inner", False),
+    ("compute_loss(self, model, inputs, **more)", "def own(self):\n            return self.tokenizer\n        own(2)", False),
     ("dpo_loss(self)", "return self.tokenizer", False)])
 def test_what_is_not_read_or_of_another_object_is_not_missed(method: str, body: str, fires: bool, tmp_path: Path) -> None:
     text = CLASS.format(more="from trl import DPOTrainer\n", base="DPOTrainer", method=method, body=body)

@@ -33,7 +33,7 @@ from powertrain.audit.syntax import FunctionNode, every, inside, last_name, para
 GONE_OF_TOKENIZERS, GONE_FIELDS = (frozenset(known(name).split()) for name in ("gone_of_tokenizers", "gone_fields"))
 NEVER_CALLED = frozenset(" ".join(known("never_called").values()).split())
 # of tokenizers in plain Python, which models bring themselves
-OF_PYTHON = frozenset("build_inputs_with_special_tokens create_token_type_ids_from_sequences prepare_for_model".split())
+OF_PYTHON = ("build_inputs_with_special_tokens", "create_token_type_ids_from_sequences", "prepare_for_model")
 OTHER_TOKENIZERS = ("tokenizers.", "sentencepiece.", "tiktoken.", "pytorch_pretrained_bert.", "pytorch_transformers.")
 LOADED = ("MaskedLM.from_pretrained", "CausalLM.from_pretrained", "LMHeadModel.from_pretrained",
           "SequenceClassification.from_pretrained", "ConditionalGeneration.from_pretrained", "Seq2SeqLM.from_pretrained")
