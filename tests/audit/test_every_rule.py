@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from code_cases import CASES
+from library_cases import LIBRARY_CASES
 from meaning_cases import MEANING_CASES
 from network_cases import NETWORK_CASES
 from program_cases import PROGRAM_CASES
@@ -30,7 +31,7 @@ OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused",
                 "template_of_other_model", "data_given_twice", "placeholder_left", "components_moved", "evaluation_never",
                 "modules_out_of_reach", "template_unknown", "file_elsewhere", "folder_never_made", "path_of_author",
                 "path_with_control_character", "no_folder_fits", "default_config_missing", "script_missing",
-                "command_line_ignored", "adapter_not_there",
+                "command_line_ignored", "adapter_not_there", "checkpoints_into_source",
                 "format_gone", "settings_refused", "data_refused", "data_not_defined", "targets_missing")
 KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases", "rests_on",
         "gives_way_to"}
@@ -39,7 +40,7 @@ KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "d
 def test_every_rule_has_a_firing_case_and_a_near_miss() -> None:
     assert sorted(rule.name for rule in RULES) == sorted([
         *CASES, *SETTING_CASES, *PROGRAM_CASES, *RUNNING_CASES, *NETWORK_CASES, *MEANING_CASES, *TRL_CASES, *REFUSAL_CASES,
-        *OF_A_PROJECT])
+        *LIBRARY_CASES, *OF_A_PROJECT])
 
 
 def test_there_are_at_least_forty_rules() -> None:

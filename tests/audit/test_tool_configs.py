@@ -91,7 +91,7 @@ def test_axolotl_refuses_steps_between_evaluations_of_nothing(asked: str, severi
 
 CONDITIONS = [(tool, conditions) for table in ("refused", "not_in_force") for tool, said in known(table).items()
               for conditions in said]
-EXAMPLE = {"~gptq|awq|bnb-4bit|w4a16": "x-awq", "~gptq|awq|bnb-4bit": "x-awq", "~z(ero)?_?3": "ds_z3.json",
+EXAMPLE = {"~.": "x", "~gptq|awq|bnb-4bit|w4a16": "x-awq", "~gptq|awq|bnb-4bit": "x-awq", "~z(ero)?_?3": "ds_z3.json",
            "~(alpaca|cleaned|chat|instruct)_dataset$": "torchtune.datasets.chat_dataset"}
 
 

@@ -26,6 +26,7 @@ DEEPEST = 12                                 # of imports that hand a name on, a
 OPEN_OF_STUBS = ("experimental",)            # whose modules a stub does not list
 BY_FILES = "define_import_structure("        # by which transformers hands on the names of its models
 OF_OTHERS = ("Tokenizer", "TokenizerFast", "ImageProcessorFast")     # of which transformers 5 gives another class
+OF_MODELS = ("modeling_", "configuration_", "tokenization_")         # of files that were once beside those of all models
 MADE_AS_LOADED = re.compile(r"globals\(\)\.update|globals\(\)\[(?!\"__file__\"\])|vars\(\)\[")
 
 
@@ -115,6 +116,8 @@ def is_missing(module: str) -> bool:
     path, parent = first.parent.joinpath(*parts), file_of(above)
     if path.is_dir() or any(path.parent.glob(f"{path.name}.*")) or parent is None:
         return False
+    if parent.name != "__init__.py":         # a module that is no package has no modules in it
+        return True
     said = re.search(rf"\b{re.escape(parts[-1])}\b", parent.read_text(encoding="utf-8")) or re.search(
         rf"[\"']{re.escape(parts[-1])}[\"']", first.read_text(encoding="utf-8"))
     return said is None and "_fast" not in parts[-1]
@@ -139,7 +142,7 @@ def lacks(module: str, name: str) -> bool:
     names, is_open = names_in(path)
     if name in names or is_open or (not is_missing(f"{module}.{name}") and path.suffix != ".stub"):
         return False
-    return not (module == "transformers" and _is_of_a_model(path.parent, name))
+    return not (module == "transformers" and not name.startswith(OF_MODELS) and _is_of_a_model(path.parent, name))
 
 
 @cache
@@ -278,9 +281,10 @@ def _of_function(node: ast.FunctionDef) -> frozenset[str] | None:
 def members(kind: Defined | None, left: int = DEEPEST) -> frozenset[str] | None:
     """Return the attributes that objects of a class have of their own; None where it may have others."""
     if kind is None or not isinstance(kind.node, ast.ClassDef) or not left or (
-            kind.path.suffix == ".stub" and not _is_dataclass(kind.node)):
+            kind.path.suffix == ".stub" and not _is_dataclass(kind.node) and _listed(kind.node) is None):
         return None
-    found = set(OF_ENUMS) if any(ast.unparse(base).rpartition(".")[2] in ENUMS for base in kind.node.bases) else set[str]()
+    is_enum = any(ast.unparse(base).rpartition(".")[2] in ENUMS for base in kind.node.bases)
+    found = {*(_listed(kind.node) or ()), *(OF_ENUMS if is_enum else ())}
     for item in ast.walk(kind.node):
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(item.name)
@@ -300,6 +304,23 @@ def members(kind: Defined | None, left: int = DEEPEST) -> frozenset[str] | None:
     return frozenset(found)
 
 
+def _listed(node: ast.ClassDef) -> list[str] | None:
+    """Return the attributes that a stub lists for the objects of a class; None where it lists none."""
+    said = (item.value for item in node.body if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == "__has__")
+    return next((str(ast.literal_eval(value)).split() for value in said), None)
+
+
+def places(kind: Defined | None) -> int | None:
+    """Return how many arguments in order a function, method or class takes; None where it takes any, or that is not known."""
+    node = kind.node if kind is not None else None
+    own = node if isinstance(node, ast.FunctionDef) else next((
+        item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None) if node else None
+    if own is None or own.decorator_list or own.args.vararg is not None or (kind is not None and kind.path.suffix == ".stub"):
+        return None
+    names = [item.arg for item in (*own.args.posonlyargs, *own.args.args)]
+    return len(names) - (names[:1] == ["self"])
+
+
 def method(kind: Defined | None, name: str, left: int = DEEPEST) -> Defined | None:
     """Return what a class's objects have under a method's name; None where it cannot be followed.
 
@@ -308,6 +329,8 @@ def method(kind: Defined | None, name: str, left: int = DEEPEST) -> Defined | No
     if kind is None or not isinstance(kind.node, ast.ClassDef) or not left:
         return None
     own = next((item for item in kind.node.body if isinstance(item, ast.FunctionDef) and item.name == name), None)
+    if own is None and kind.path.suffix == ".stub" and name in (_listed(kind.node) or ()):
+        return None                          # which has one of its own
     if own is not None and f"super().{name}(*args, **kwargs)" not in ast.unparse(own):
         return Defined(kind.path, own)
     for base in _bases(kind):

@@ -37,6 +37,7 @@ SPECIAL_TOKENS = ("eos_token", "eos_token_id", "unk_token", "unk_token_id", "bos
                   "sep_token")
 WITHOUT_PADDING = ("gpt2", "distilgpt2", "openai-community/gpt2", "EleutherAI/gpt-", "EleutherAI/pythia", "meta-llama/",
                    "huggyllama/", "mistralai/Mistral-7B", "tiiuae/falcon")       # published tokenizers without a padding token
+UNIMPORTED = ("TrainingArguments", "Seq2SeqTrainingArguments", "Trainer", "Seq2SeqTrainer")     # of transformers alone
 TRAINERS = ("transformers.", "trl.", "unsloth.", "peft.", "optimum.", "sentence_transformers.")
 HELD_OUT = ("val", "eval", "test", "dev", "valid")
 OF_THE_CONFIG = ("packing", "max_seq_length", "dataset_text_field", "dataset_num_proc", "neftune_noise_alpha", "eval_packing")
@@ -159,7 +160,8 @@ def _passes_on(kind: ClassValue) -> bool:
 def is_trainer(made: Made) -> bool:
     if made.local is not None:
         return any(name.endswith("Trainer") for name in (made.last, *made.local.foreign_bases))
-    return made.name.startswith(("transformers.", "trl.", "unsloth.")) and made.last.endswith("Trainer")
+    return made.last.endswith("Trainer") and (
+        made.name.startswith(("transformers.", "trl.", "unsloth.")) or made.name in UNIMPORTED)
 
 
 def unknown_arguments(followed: Followed) -> Iterator[Found]:

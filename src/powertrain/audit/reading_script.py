@@ -309,6 +309,7 @@ def framework(followed: Followed) -> Framework:
 def _trainer(used: set[str]) -> Framework | None:
     if any(name.startswith("trl.") for name in used):
         return "trl"
-    if any(name.startswith("transformers.") and name.endswith(("Trainer", "TrainingArguments")) for name in used):
+    theirs = (name for name in used if name.startswith("transformers.") or name in reading_calls.UNIMPORTED)
+    if any(name.endswith(("Trainer", "TrainingArguments")) for name in theirs):
         return "transformers"
     return "accelerate" if any(name.startswith("accelerate.") and name.endswith("Accelerator") for name in used) else None

@@ -220,6 +220,24 @@ def bound_names(tree: ast.AST) -> frozenset[str]:
 
 
 @lru_cache(maxsize=KEPT)
+def given_to_others(script: Script, kind: ast.ClassDef | None) -> frozenset[str]:
+    """Return the attributes that only objects of classes which have nothing to do with an own one give themselves."""
+    above = {each.name: {last_name(base) for base in each.bases} for each in every(ast.ClassDef, script.tree)}
+    near = {kind.name} if kind is not None else set[str]()
+    grown = 0
+    while len(near) > grown:
+        grown = len(near)
+        near |= {name for name, bases in above.items() if bases & near}.union(*(above.get(name, ()) for name in near))
+    theirs, others = set[str](), {str(each.value) for each in every(ast.Constant, script.tree)}
+    for node in (each for each in every(ast.Attribute, script.tree) if isinstance(each.ctx, ast.Store)):
+        around = script.class_around(node)
+        foreign = around is not None and around.name not in near and getattr(node.value, "id", "") == "self"
+        (theirs if foreign else others).add(node.attr)
+    own = {name for each in script.classes.values() if each.name in near for name in bound_names(ast.Module(each.body, []))}
+    return frozenset(theirs - others - own)
+
+
+@lru_cache(maxsize=KEPT)
 def is_open(tree: ast.AST) -> bool:
     """Return whether a file may have names that its text does not bind."""
     return bool(_taken_whole(tree)) or _opens(tree)

@@ -19,6 +19,7 @@ from powertrain.audit.rules import (
     names,
     network,
     optimizer,
+    overrides,
     own_code,
     paths,
     processes,
@@ -35,4 +36,4 @@ from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, command_line, configured, labels, optimizer, memory, data, loop, model,
                  processes, launching, values, cases, columns, own_code, network, learning, trl, starting, paths, together,
-                 meaning, tools, refusals, fitting, good)
+                 meaning, tools, refusals, fitting, overrides, good)

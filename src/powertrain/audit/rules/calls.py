@@ -1,13 +1,14 @@
 """Rules on calls of the installed libraries: what they take and need, and what their objects are."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from powertrain.audit.edits import with_text
-from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, required
+from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, places, required
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
-from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, of_unsloth
+from powertrain.audit.rules.elsewhere import gone_of_class, is_pinned, plain
+from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, of_unsloth, since
 from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script, Setting
 from powertrain.audit.subject import Circumstances, Subject
@@ -29,7 +30,18 @@ def of_library(script: Script, node: ast.AST, where: Circumstances) -> Defined |
     module, _, name = script.name(node).rpartition(".")
     library = module.partition(".")[0]
     module = "trl" if module.startswith("trl.trainer.") else module      # of which trl takes its names
-    return defined(module, name) if library in LIBRARIES and in_force(library, where) else None
+    ours = library in LIBRARIES and in_force(library, where) and not (library == "trl" and of_unsloth(script))
+    return defined(module, name) if ours and not _is_taken_twice(script, node) else None
+
+
+def _is_taken_twice(script: Script, node: ast.AST) -> bool:
+    """Return whether a file takes a name from several modules, as `if on_tpu: from a import F` and `else: from b import F`."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    name, of_file = getattr(node, "id", ""), script.module(node)
+    taken = {(getattr(each, "module", ""), item.name) for each in script.nodes if isinstance(each, ast.Import | ast.ImportFrom)
+             and script.module(each) is of_file for item in each.names if (item.asname or item.name) == name}
+    return len(taken) > 1
 
 
 @code_rule
@@ -40,20 +52,26 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
     unknown = {key.rpartition(".")[2] for key in subject.unknown}
     wrong: list[tuple[ast.AST | Setting, str, ast.Call]] = []
     for call in run_nodes(script):
-        if not isinstance(call, ast.Call) or not call.keywords or is_guarded(script, call):
+        if not isinstance(call, ast.Call) or not (call.keywords or call.args) or is_guarded(script, call):
             continue
         if script.name(call).startswith("trl.") and of_unsloth(script):
             continue                         # which puts its own versions in their place
         if script.name(call.func).endswith(SAID_OF_KEYS):
             said |= {id(item) for item in call.keywords if item.arg in REMOVED or item.arg in unknown}
-        taken = parameters(_called(script, call, where))
-        if taken is not None:
+        called = _called(script, call, where)
+        taken, name = parameters(called), plain(script.name(call))
+        gone = gone_of_class(name) if since(where) == "critical" and not is_pinned(script, name.partition(".")[0]) else ()
+        if taken is not None or gone:
             wrong += [(node, name, call) for node, name in passed(script, call)
-                      if name not in taken and id(node) not in said
+                      if (name in gone if taken is None else name not in taken) and id(node) not in said
                       and not (is_guarded(script, node) if isinstance(node, ast.AST) else name in REMOVED or name in unknown)]
+        most = places(called)
+        if most is not None and len(call.args) > most and not any(isinstance(item, ast.Starred) for item in call.args):
+            wrong.append((call.args[most], f"argument {most + 1}", call))
     if wrong:
         says = ", ".join(dict.fromkeys(f"{name} of {last_name(call.func)}" for _, name, call in wrong))
-        yield found("critical", *(node for node, _, _ in wrong), names=says)
+        nodes = [node for node, _, _ in wrong]
+        yield found("critical", *nodes, names=says, only=only_if(script, nodes))
 
 
 @code_rule
@@ -93,27 +111,58 @@ def keyword_twice(script: Script, subject: Subject, where: Circumstances) -> Fin
 
 def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST | Setting, str]]:
     """Yield (where, name) of the arguments that a call passes by name, those of a dictionary `**settings` too."""
-    for item in call.keywords:
-        if item.arg is not None:
-            yield item, item.arg
-            continue
-        followed = script.spread.get(call, {})
-        yield from ((setting, name) for name, setting in followed.items())
-        made = script.assigned(item.value) if isinstance(item.value, ast.Name) else []
-        if len(made) != 1 or not isinstance(item.value, ast.Name):
-            continue
-        if isinstance(made[0], ast.Call) and script.name(made[0]) == "dict":
-            yield from ((each, each.arg) for each in made[0].keywords if each.arg and each.arg not in followed)
-        if not isinstance(made[0], ast.Dict):
-            continue
-        uses = [node for node in every(ast.Name, script.tree) if node.id == item.value.id]
-        if any(isinstance(script.parents[node], ast.arg | ast.Delete | ast.Attribute) for node in uses):
-            continue                                     # d.pop("key")
-        keys = [key for key in made[0].keys if key is not None]
-        keys += [around.slice for node in uses if isinstance(around := script.parents[node], ast.Subscript)
-                 and isinstance(around.ctx, ast.Store)]
-        yield from ((key, key.value) for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
-                    and key.value not in followed)
+    yield from ((item, item.arg) for item in call.keywords if item.arg is not None)
+    seen: dict[str, ast.AST | Setting] = {**script.spread.get(call, {}), **{
+        name: node for item in call.keywords if item.arg is None for node, name in _put_together(script, call, item)}}
+    yield from ((node, name) for name, node in seen.items())
+
+
+def _put_together(script: Script, call: ast.Call, item: ast.keyword) -> Iterator[tuple[ast.AST, str]]:
+    """Yield (where, key) of what the code around a call puts into its `**settings`."""
+    made = script.assigned(item.value) if isinstance(item.value, ast.Name) else []
+    if not isinstance(item.value, ast.Name):
+        return
+    if not (len(made) == 1 and isinstance(made[0], ast.Dict)):
+        yield from _put_in(script, call, item.value.id)
+        own = [value for value in made if script.function(value) is script.function(call)]
+        if len(own) > 1 and all(isinstance(value, ast.Dict) for value in own) and not any(
+                last_name(other.func) in ("pop", "update") for other in every(ast.Call, script.tree)):
+            yield from ((key, key.value) for value in own for key in getattr(value, "keys", ())
+                        if isinstance(key, ast.Constant) and isinstance(key.value, str))
+    if len(made) != 1:
+        return
+    if isinstance(made[0], ast.Call) and script.name(made[0]) == "dict":
+        yield from ((each, each.arg) for each in made[0].keywords if each.arg)
+    uses = [node for node in every(ast.Name, script.tree) if node.id == item.value.id]
+    if not isinstance(made[0], ast.Dict) or any(
+            isinstance(script.parents[node], ast.arg | ast.Delete | ast.Attribute) for node in uses):
+        return                                           # d.pop("key")
+    keys = [key for key in made[0].keys if key is not None]
+    keys += [around.slice for node in uses if isinstance(around := script.parents[node], ast.Subscript)
+             and isinstance(around.ctx, ast.Store)]
+    yield from ((key, key.value) for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+def only_if(script: Script, nodes: Sequence[object]) -> str:
+    """Return the condition under which a dictionary has its keys, of which the first is one; "" for what is always given."""
+    around = [[each for each in script.conditions(node) if "__name__" not in script.words(each.test)]
+              for node in nodes if isinstance(node, ast.Constant)]
+    always = len(around) < len(nodes) or not around or not all(around)
+    return "" if always else f"{script.words(around[0][0].test)} holds"
+
+
+def _put_in(script: Script, call: ast.Call, name: str) -> Iterator[tuple[ast.AST, str]]:
+    """Yield what the block of a call puts into a dictionary above it in any case: `settings["key"] = value`."""
+    own = script.statement(call)
+    blocks = (getattr(script.parents[own], part, []) for part in ("body", "orelse", "finalbody"))
+    body: list[ast.stmt] = next((block for block in blocks if own in block), [])
+    taken_out = {node.value for other in every(ast.Call, script.tree) if last_name(other.func) == "pop"
+                 for node in every(ast.Constant, other)}
+    for statement in body:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) and statement.lineno < call.lineno else None
+        key = target.slice if isinstance(target, ast.Subscript) and getattr(target.value, "id", "") == name else None
+        if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value not in taken_out:
+            yield key, key.value
 
 
 def _called(script: Script, call: ast.Call, where: Circumstances) -> Defined | None:
@@ -127,8 +176,11 @@ def _called(script: Script, call: ast.Call, where: Circumstances) -> Defined | N
         return _made_with(script, own, where) if own is not None else None
     if not isinstance(call.func, ast.Attribute):
         return None
-    if call.func.attr == "__init__" and isinstance(call.func.value, ast.Call) and script.name(call.func.value) == "super":
-        around = script.class_around(call)
+    of_super = isinstance(call.func.value, ast.Call) and script.name(call.func.value) == "super"
+    around = script.class_around(call) if of_super or getattr(call.func.value, "id", "") == "self" else None
+    if around is not None and not (of_super and call.func.attr == "__init__"):
+        return _inherited(script, around, call.func.attr, where, own=not of_super)
+    if of_super:
         return _above(script, around, where) if around is not None else None
     return method(object_of(script, call.func.value, where), call.func.attr)
 
@@ -143,6 +195,19 @@ def _made_with(script: Script, own: ast.ClassDef, where: Circumstances) -> Defin
     """Return the library's class whose `__init__` makes the objects of an own class."""
     makes = any(isinstance(item, FunctionNode) and item.name in ("__init__", "__new__") for item in own.body)
     return None if makes else _above(script, own, where)
+
+
+def _inherited(script: Script, kind: ast.ClassDef, name: str, where: Circumstances, *, own: bool) -> Defined | None:
+    """Return the library's method that an own class has from above, or, with `own`, has at all; None where that is not sure."""
+    mixed = any(len(each.bases) > 1 and kind.name in map(last_name, each.bases) for each in script.classes.values())
+    has = {item.name for item in kind.body if isinstance(item, FunctionNode)} | {
+        node.attr for node in every(ast.Attribute, script.tree) if isinstance(node.ctx, ast.Store)}
+    if len(kind.bases) != 1 or kind.keywords or mixed or (own and name in has):
+        return None
+    base = own_class(script, kind.bases[0])
+    if base is not None and base is not kind:
+        return _inherited(script, base, name, where, own=True)
+    return method(of_library(script, kind.bases[0], where), name)
 
 
 def _above(script: Script, own: ast.ClassDef, where: Circumstances) -> Defined | None:

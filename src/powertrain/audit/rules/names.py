@@ -7,6 +7,8 @@ from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
 from powertrain.audit.installed import LIBRARIES, defined, in_force, is_missing, is_module, lacks, members
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
+from powertrain.audit.rules.elsewhere import gone as gone_elsewhere
+from powertrain.audit.rules.elsewhere import is_other, is_pinned
 from powertrain.audit.rules.memory import OFFLOAD
 from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
@@ -133,12 +135,23 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
             lost = [_gone(node.module, item.name) for item in node.names if item.name != "*" and not own]
         elif isinstance(node, ast.Import):
             lost = [_gone(item.name, "") for item in node.names]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Load):
-            owner = script.origin(node.value) or ""
-            lost = [_gone(owner, node.attr) if is_module(owner) else _gone_of_class(owner, node.attr)]
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and (owner := _imported(script, node.value)):
+            other = is_other(owner) and not gone_elsewhere(owner, "")        # else it is said of its owner
+            lost = [_gone(owner, node.attr) if is_module(owner) or other else _gone_of_class(owner, node.attr)]
         for gone in filter(None, lost):
-            if in_force(gone.partition(".")[0], where) and not is_guarded(script, node):
+            library = gone.partition(".")[0]
+            there = in_force(library, where) if library in LIBRARIES else since(where) == "critical" and not (
+                is_pinned(script, library) or is_own(script, library))
+            if there and not is_guarded(script, node):
                 yield node, gone
+
+
+def _imported(script: Script, node: ast.expr) -> str:
+    """Return the dotted name of an imported module or what is in it: numpy for np, transformers.optimization; "" for others."""
+    root = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return script.name(node) if isinstance(root, ast.Name) and script.origin(root) is not None else ""
 
 
 def is_own(script: Script, name: str) -> bool:
@@ -150,7 +163,7 @@ def is_own(script: Script, name: str) -> bool:
 def _gone(module: str, name: str) -> str:
     """Return the dotted name of what a library surely lacks of these two, the module or its name; "" for neither."""
     if module.partition(".")[0] not in LIBRARIES:
-        return ""
+        return gone_elsewhere(module, name)
     return module if is_missing(module) else f"{module}.{name}" if name and lacks(module, name) else ""
 
 

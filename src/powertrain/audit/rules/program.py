@@ -12,7 +12,7 @@ from pathlib import Path
 from powertrain.audit.origins import is_led_to_by
 from powertrain.audit.project import HIGHEST
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
-from powertrain.audit.rules.calls import passed
+from powertrain.audit.rules.calls import only_if, passed
 from powertrain.audit.rules.names import since
 from powertrain.audit.scopes import (
     bound_names,
@@ -35,12 +35,8 @@ MAKING_NAMES = ("run_line_magic('run'", "run_line_magic('load", "pylab")        
 OWN_NAMES = frozenset({"utils", "util", "src", "data", "models", "model", "config", "configs", "common", "helpers", "lib",
                        "core", "dataset", "modules", "scripts", "arguments", "constants", "prompts"})
 SEARCHED = ("sys.path", "addsitedir", "PYTHONPATH", "chdir")         # in a project that has modules elsewhere
-# argument -> (the calls that no longer take it, what replaces it). Source: transformers 5.23
-GONE_ARGUMENTS = {"use_flash_attention_2": (("from_pretrained", "from_config"), 'attn_implementation="flash_attention_2"'),
-                  "use_auth_token": (("push_to_hub", "load_dataset", "from_pretrained"), "token"),
-                  "finetuned_from": (("create_model_card",), "nothing"), "dataset_tags": (("create_model_card",), "nothing"),
-                  "load_in_8bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
-                  "load_in_4bit": (("from_pretrained",), "quantization_config=BitsAndBytesConfig(load_in_4bit=True)")}
+GONE_ARGUMENTS = {name: (said.partition(": ")[0].split(), said.partition(": ")[2])
+                  for name, said in known("gone_call_arguments").items()}
 OTHER_LOADERS = ("Tokenizer.from_pretrained", "Config.from_pretrained", "Processor.from_pretrained")      # which pass over it
 SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "torch.save", ".save_lora", ".save",
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
@@ -183,9 +179,13 @@ def removed_call_arguments(script: Script, subject: Subject, where: Circumstance
             and "unsloth" not in script.name(call).lower() and not _is_said_of_weights(subject, item)
             and not script.name(call).endswith(OTHER_LOADERS)
             and (last_name(call.func) != "create_model_card" or subject.trainer.startswith("trl."))]
-    if gone:
-        says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for _, name in gone))
-        yield found(since(where), *(item for item, _ in gone), names=says)
+    own = {item.arg for item in every(ast.arg, script.tree)}
+    theirs = any(name.startswith("transformers.") for name in script.all_imported)
+    for case in ("", "model"):
+        mine = {item: name for item, name in gone if (GONE_ARGUMENTS[name][0] == ["model"]) == bool(case)
+                and (not case or (theirs and name not in own))}
+        says = ", ".join(dict.fromkeys(f"{name} (now {GONE_ARGUMENTS[name][1]})" for name in mine.values()))
+        yield from [found(since(where), *mine, names=says, case=case, only=only_if(script, [*mine]))] if mine else []
 
 
 def _is_said_of_weights(subject: Subject, item: object) -> bool:

@@ -6,15 +6,18 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
-from powertrain.audit.installed import defined, gives, in_force, members, root
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.installed import gives, in_force, members, root
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.calls import object_of, of_library, own_class
+from powertrain.audit.rules.elsewhere import gone_of_class
+from powertrain.audit.rules.names import since
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.scopes import (
     KNOWN,
     Scopes,
     bound_by,
     bound_names,
+    given_to_others,
     is_annotation,
     is_open,
     is_tried,
@@ -27,8 +30,11 @@ from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, every, inside, last_name, parameters_of
 
-# Source: the tokenizers of transformers 5.23
-GONE_OF_TOKENIZERS = ("max_len", "batch_encode_plus", "encode_plus", "as_target_tokenizer")
+GONE_OF_TOKENIZERS, GONE_FIELDS = (frozenset(known(name).split()) for name in ("gone_of_tokenizers", "gone_fields"))
+NEVER_CALLED = frozenset(" ".join(known("never_called").values()).split())
+# of tokenizers in plain Python, which models bring themselves
+OF_PYTHON = ("build_inputs_with_special_tokens", "create_token_type_ids_from_sequences", "prepare_for_model")
+OTHER_TOKENIZERS = ("tokenizers.", "sentencepiece.", "tiktoken.", "pytorch_pretrained_bert.", "pytorch_transformers.")
 LOADED = ("MaskedLM.from_pretrained", "CausalLM.from_pretrained", "LMHeadModel.from_pretrained",
           "SequenceClassification.from_pretrained", "ConditionalGeneration.from_pretrained", "Seq2SeqLM.from_pretrained")
 WRAPPERS = ("module", "isinstance", "parallel", "ddp", "dist", "world", "gpu")           # of tests whether a model is wrapped
@@ -291,25 +297,25 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
             continue
         if node.attr == "module" and isinstance(owner, ast.Name) and _is_plain_model(script, owner):
             lost[node.attr] = (node, owner.id)
-        if node.attr in given:
-            continue
         kind = script.class_around(node)
-        if kind is not None and kind.name in mixed_in:
+        of_self = kind is not None and getattr(owner, "id", "") == "self"
+        if kind is not None and of_self and kind not in kinds:
+            kinds[kind] = _members(script, kind, where)
+        has = kinds[kind] if kind is not None and of_self else None
+        lacks = has is not None and node.attr not in has
+        if (node.attr in given and not (lacks and node.attr in given_to_others(script, kind))) or (
+                kind is not None and kind.name in mixed_in) or _is_elsewhere(script, node, kind):
             continue
         if isinstance(owner, ast.Attribute) and script.words(owner) == "self.args":
-            has = members(defined("transformers", "Seq2SeqTrainingArguments")) if kind is not None and _is_a_trainer(
-                script, kind) else None                      # which has all of TrainingArguments
-            if has is not None and node.attr not in has and in_force("transformers", where):
+            ours = node.attr in GONE_FIELDS and in_force("transformers", where)
+            if ours and kind is not None and _is_a_trainer(script, kind):
                 lost[node.attr] = (node, "TrainingArguments")
         elif _lost_of_tokenizers(script, node, where):
             lost[node.attr] = (node, "the tokenizer")
         elif not isinstance(owner, ast.Name):
             continue
         elif owner.id == "self":
-            if kind is not None and kind not in kinds:
-                kinds[kind] = _members(script, kind, where)
-            has = kinds[kind] if kind is not None else None
-            if kind is not None and has is not None and node.attr not in has:
+            if kind is not None and lacks:
                 lost[node.attr] = (node, kind.name)
         elif owner.id in script.classes and owner.id not in script.shared_names and means(
                 script, owner, script.classes[owner.id]):
@@ -337,14 +343,25 @@ def _is_of_a_switch(script: Script, node: ast.AST) -> bool:
     return bool(callers) and all(script.function(each) is not function and _is_of_a_switch(script, each) for each in callers)
 
 
+def _is_elsewhere(script: Script, node: ast.Attribute, kind: ast.ClassDef | None) -> bool:
+    """Return whether code runs on a condition alone, for another object, or never: in a method that TRL no longer calls."""
+    around, function = script.parents.get(node), script.function(node)
+    with_self = next((each for each in script.ancestors(node) if isinstance(each, FunctionNode)
+                      and "self" in parameters_of(each)), None)
+    foreign = kind is not None and with_self is not None and script.parents.get(with_self) is not kind
+    uncalled = kind is not None and function is not None and function.name in NEVER_CALLED and _is_a_trainer(script, kind)
+    return (isinstance(around, ast.IfExp) and node is not around.test) or foreign or uncalled
+
+
 def _lost_of_tokenizers(script: Script, node: ast.Attribute, where: Circumstances) -> bool:
     """Return whether a tokenizer is asked for a method that no tokenizer of transformers, in the release in force, has."""
-    around = script.parents.get(node)
-    called = last_name(node.value) == "tokenizer" and (node.attr == "max_len" or (
-        isinstance(around, ast.Call) and around.func is node))
-    others = any("tokenizer" in name.lower() for name in script.classes) or not any(
-        name.startswith("transformers.") and "Tokenizer" in name for name in script.all_imported)
-    return called and not others and in_force("transformers", where) and node.attr in GONE_OF_TOKENIZERS
+    if node.attr not in GONE_OF_TOKENIZERS or not last_name(node.value).endswith("tokenizer"):
+        return False
+    remote = node.attr in OF_PYTHON and script.says("trust_remote_code")
+    others = remote or any("tokenizer" in name.lower() for name in script.classes) or any(
+        name.startswith(OTHER_TOKENIZERS) for name in (*script.all_imported, *script.kinds.get(last_name(node.value), ())))
+    theirs = any(name.startswith("transformers.") and "Tokenizer" in name for name in script.all_imported)
+    return theirs and not others and in_force("transformers", where)
 
 
 def _is_plain_model(script: Script, name: ast.Name) -> bool:
@@ -360,9 +377,10 @@ def _is_plain_model(script: Script, name: ast.Name) -> bool:
 
 
 def _is_a_trainer(script: Script, kind: ast.ClassDef) -> bool:
-    """Return whether an own class derives from the Trainer of transformers alone, directly or through others."""
+    """Return whether an own class derives from a Trainer of transformers or TRL alone, directly or through others."""
     above = own_class(script, kind.bases[0]) if len(kind.bases) == 1 else None
-    return [script.name(base) for base in kind.bases] == ["transformers.Trainer"] or (
+    names = [script.name(base) for base in kind.bases]
+    return (len(names) == 1 and names[0].startswith(("transformers.", "trl.")) and names[0].endswith("Trainer")) or (
         above is not None and above is not kind and _is_a_trainer(script, above))
 
 
@@ -388,6 +406,9 @@ def _members(script: Script, kind: ast.ClassDef, where: Circumstances) -> frozen
 
 def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumstances) -> bool:
     """Return whether an object of a library is asked for what its class, in the release in force, does not have."""
+    made = script.kinds.get(owner.id, frozenset())
+    if made and all(name in gone_of_class(each) for each in made):
+        return since(where) == "critical"
     kind = object_of(script, owner, where)
     if kind is None:
         return False

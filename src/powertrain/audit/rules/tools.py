@@ -1,14 +1,19 @@
 """Rules on the configs of Axolotl, LLaMA-Factory and torchtune, and on the layers that their adapters are for."""
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from powertrain.audit.commands import text_of
 from powertrain.audit.configs import Marked, read_marked, shown
-from powertrain.audit.project import root_of
+from powertrain.audit.project import root_of, walked
 from powertrain.audit.rules.base import Findings, found, known, rule
+from powertrain.audit.rules.elsewhere import asked_of, gone
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
@@ -21,6 +26,7 @@ EVALUATING = ("training.eval_steps", "training.evals_per_epoch")
 KINDS, REFUSED, PROMPTS, LAYERS = map(known, ("value_kinds", "refused", "prompt_types", "lora_families"))
 IGNORED = known("not_in_force")
 TERM = re.compile(r"(!?)([\w.|]+?)(!=|=|~|$)(.*)")
+RECIPE = re.compile(r"tune run\b.*?([\w./-]+\.py)\b.*--config[ =]\S*?([\w.-]+)(?:\s|$)")      # and the config that it is given
 HEADS = {"lm_head", "score", "classifier"}
 FUSED = "fused"        # no key: whether the model's attention has other layers than q_proj and o_proj
 FITS: Mapping[str, type | str] = {           # what pydantic takes: values of a type, or spelled so
@@ -42,11 +48,18 @@ def template_of_other_model(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def template_unknown(subject: Subject, where: Circumstances) -> Findings:
     """LLaMA-Factory has no template of this name."""
-    template, root = subject.value(TEMPLATE), root_of(subject.path)
-    has_own = any((root / "src" / name).is_dir() for name in ("llamafactory", "llmtuner"))       # which may have others
+    template, has_own = subject.value(TEMPLATE), _is_older(subject)
     named = template if isinstance(template, str) and re.fullmatch(r"[\w.-]+", template) else None
     if subject.framework == "llama-factory" and named and not has_own and named not in KNOWN_TEMPLATES:
         yield found("critical", TEMPLATE, template=template)
+
+
+def _is_older(subject: Subject) -> bool:
+    """Return whether the project has a LLaMA-Factory of its own, or asks for one that is older than 0.9.5."""
+    root = root_of(subject.path)
+    pinned = [*asked_of(root, "llama_factory"), *asked_of(root, "llamafactory")]
+    return any((root / folder / name).is_dir() for folder in ("src", "LLaMA-Factory/src") for name in (
+        "llamafactory", "llmtuner")) or any(each < (0, 9, 5) for each in pinned)
 
 
 @rule
@@ -72,12 +85,59 @@ def components_moved(subject: Subject, where: Circumstances) -> Findings:
     if subject.framework != "torchtune":
         return
     lines = subject.path.read_text(encoding="utf-8", errors="replace").splitlines()
-    gone = [(number, name) for number, line in enumerate(lines, 1) for name in MOVED
-            if re.search(rf"_component_:\s*[\"']?{re.escape(name)}", line)]
-    if gone:
-        names = ", ".join(f"{name.rstrip('.')}... (now {MOVED[name].rstrip('.')}...)" for name in {name: 0 for _, name in gone})
-        yield found("critical", *(Evidence(lines[number - 1].strip(), Place(str(subject.path), number)) for number, _ in gone),
-                    names=names)
+    lost: dict[str, list[Evidence]] = {}
+    for number, line in enumerate(lines, 1):
+        named = re.search(r"_component_:\s*[\"']?([\w.]+)", line)
+        name = named[1] if named else ""
+        old = next((each for each in MOVED if name.startswith(each)), "")
+        lacks = gone(*name.rpartition(".")[::2])
+        says = f"{old.rstrip('.')}... (now {MOVED[old].rstrip('.')}...)" if old else f"{lacks} (gone)" if lacks else ""
+        if says:
+            lost.setdefault(says, []).append(Evidence(line.strip(), Place(str(subject.path), number)))
+    for file in _own_code(subject, "\n".join(lines)):
+        for says, seen in _imported_in_vain(file):
+            lost.setdefault(says, []).append(seen)
+    if lost:
+        yield found("critical", *dict.fromkeys(each for seen in lost.values() for each in seen), names=", ".join(lost))
+
+
+def _own_code(subject: Subject, text: str) -> list[Path]:
+    """Return the project's files that a config of torchtune runs: those of its components, and the recipe that is given it."""
+    root = root_of(subject.path)
+    files = [file for folder in islice(walked(root), 200) for file in folder]
+    modules = {name.rpartition(".")[0].replace(".", "/") for name in re.findall(r"_component_:\s*[\"']?([\w.]+)", text)}
+    own = [file for file in files if file.suffix == ".py" and any(
+        module and file.with_suffix("").as_posix() == (root / module).as_posix() for module in modules)]
+    for file in files:
+        if file.suffix in (".sh", ".md") or file.name == "Makefile":
+            for line in text_of(file).replace("\\\n", " ").splitlines():
+                recipe = RECIPE.search(line)
+                if recipe and recipe[2] == subject.path.name:
+                    own += [each for each in files if each.as_posix().endswith("/" + recipe[1].lstrip("./"))]
+    return list(dict.fromkeys(own))
+
+
+def _imported_in_vain(file: Path) -> Iterator[tuple[str, Evidence]]:
+    """Yield what a file imports of libraries that no longer have it, outside of a try."""
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.parse(text_of(file)).body:
+            module = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
+            names = node.names if module or isinstance(node, ast.Import) else []         # type: ignore[attr-defined]
+            taken = [(module, item.name) if module else (item.name, "") for item in names]
+            for name in filter(None, (gone(*each) for each in taken)):
+                yield f"{name} (gone)", Evidence(ast.unparse(node)[:60], Place(str(file), node.lineno))
+
+
+@rule
+def checkpoints_into_source(subject: Subject, where: Circumstances) -> Findings:
+    """The recipe is to write its checkpoints where it reads the model."""
+    keys = _keys(subject, "torchtune")
+    texts = {name: str(item.value) for name, item in keys.items() if item.value is not None}
+    told = {name: re.sub(r"\$\{([\w.]+)\}", lambda one: texts.get(one[1], one[0]), texts.get(f"checkpointer.{name}", ""))
+            for name in ("checkpoint_dir", "output_dir")}
+    source, target = (PurePosixPath(told[name]) for name in ("checkpoint_dir", "output_dir"))
+    if all(told.values()) and "${" not in "".join(told.values()) and (source == target or source in target.parents):
+        yield found("critical", *_seen(subject, keys, "checkpointer.checkpoint_dir", "checkpointer.output_dir"))
 
 
 @rule
@@ -123,7 +183,8 @@ def settings_refused(subject: Subject, where: Circumstances) -> Findings:
     read = {**keys, FUSED: Marked(bool(own) and not {"q_proj", "o_proj"} <= own, 1)}
     for ends, table in ((True, REFUSED), (False, IGNORED)) if keys else ():
         for conditions, says in table.get(subject.framework, {}).items():
-            if all(_holds(term, read) for term in conditions.split()):
+            older = "parser" in says and _is_older(subject)
+            if not older and all(_holds(term, read) for term in conditions.split()):
                 seen = _seen(subject, keys, *re.findall(r"[\w.]+", re.sub(r"!\S+", "", conditions)))
                 yield found("critical" if ends else "moderate", *seen, says=says, case="" if ends else "ignored")
 
