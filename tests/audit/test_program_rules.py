@@ -21,7 +21,7 @@ def found(name: str, text: str, folder: Path) -> list[str]:
     path = folder / "train.py"
     path.write_text(text, encoding="utf-8")
     subject = read_script(path)
-    subjects = [subject] if subject.other is None else [subject, subject.other]
+    subjects = [subject, *subject.others]
     return [finding.rule for each in subjects for finding in BY_NAME[name].find(each, Circumstances())]
 
 
