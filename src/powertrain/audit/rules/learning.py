@@ -308,12 +308,12 @@ def resumes_from_nothing(subject: Subject, where: Circumstances) -> Findings:
         return
     trained = [made for made in subject.calls if made.last == "train" and not made.doubts and not is_tried(script, made.node)]
     for made in trained:
-        value = made.argument(0, "resume_from_checkpoint")
+        value = made.get("resume_from_checkpoint")
         if value is True or _is_of_other_run(value):
             command = script.command
             yield found("critical", made.node, Evidence(" ".join(command.words), command.place) if command else None)
             return
-    if any(isinstance(made.argument(0, "resume_from_checkpoint"), Unread) for made in trained) and script.says(
+    if any(isinstance(made.get("resume_from_checkpoint"), Unread) for made in trained) and script.says(
             "resume_from_checkpoint"):
         for file, sure in configs_of(script):
             with suppress(WrongUse):
