@@ -3,8 +3,7 @@
     python benchmarks/audit_public.py read STUDY FILES > found.json      audits every file of STUDY/expectations.json
     python benchmarks/audit_public.py keep STUDY found.json judged.json  writes STUDY/evidence.json from both and the judgements
 
-FILES holds each repository as OWNER+NAME, at the commit that the expectations name; notebooks are exported beside themselves as
-NAME.exported.py. A finding is judged by reading the code at its line: judged.json has, for each file, the numbers of the
+FILES holds each repository as OWNER+NAME, at the commit that the expectations name. A finding is judged by reading the code at its line: judged.json has, for each file, the numbers of the
 findings that are wrong with the reason, and for each expectation the rule that found it. The files themselves are not kept.
 
 Each file is audited as for a machine that is not known, with the releases below installed.
@@ -29,12 +28,11 @@ from powertrain.records.evidence import Study
 
 RELEASES = Software({"transformers": "5.23.0", "trl": "1.16.0", "peft": "0.21.2", "torch": "2.13.0"}, {})
 JUDGED = ("critical", "moderate")
-HALVES = ("development", *(f"held-out-{number}" for number in range(2, 15)))
+HALVES = ("development", *(f"held-out-{number}" for number in range(2, 16)))
 
 
 def file_of(subject: Mapping[str, Any], folder: Path) -> Path:
-    path = folder / subject["repo"].replace("/", "+") / subject["path"]
-    return path.with_suffix(".exported.py") if path.suffix == ".ipynb" else path
+    return folder / subject["repo"].replace("/", "+") / subject["path"]
 
 
 def read(study: Path, folder: Path) -> Iterator[dict[str, Any]]:
