@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +210,15 @@ def read_table(file: Path, *, of_hydra: bool = False) -> Table | None:
     """Return the table of a YAML or JSON file; None where it has none. `of_hydra`: which fills in `${...}`."""
     with suppress(WrongUse, OSError):
         if file.is_file():
-            return _table(read_marked(file, doubles=True), file, file.read_text(encoding="utf-8-sig").splitlines(), of_hydra)
+            text = file.read_text(encoding="utf-8-sig")
+            return _table(_marked(file, text), file, text.splitlines(), of_hydra)
     return None
+
+
+@lru_cache(maxsize=64)
+def _marked(file: Path, text: str) -> Marked:
+    """Return a file's table, read once for each text: a project may name one config in many commands."""
+    return read_marked(file, doubles=True)
 
 
 def _table(found: Marked, path: Path, lines: list[str], of_hydra: bool) -> Table:

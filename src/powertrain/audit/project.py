@@ -116,7 +116,8 @@ class _Reading:
                       "it first")
             return
         self.bytes_left, self.unparsed = self.bytes_left - len(text), self.unparsed + unparsed
-        tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test))]
+        tree = ast.Module([node for node in tree.body if not (
+            isinstance(node, ast.If) and "__name__" in ast.unparse(node.test))], tree.type_ignores)
         given = self.script.parent / path.relative_to(self.script.resolve().parent) if path.is_relative_to(
             self.script.resolve().parent) else path
         self.modules.append(Module(given, path, text, tree, imports(tree)))

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -48,8 +49,15 @@ def inside(node: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
 
 
 def every(kind: type[Node], within: ast.AST) -> list[Node]:
-    """Return all nodes of one type in a node, which may be itself."""
+    """Return all nodes of one type in a node, which may be itself. A module is gone through once: it is not changed later."""
+    if isinstance(within, ast.Module):
+        return [*_of_module(kind, within)]
     return [node for node in ast.walk(within) if isinstance(node, kind)]
+
+
+@lru_cache(maxsize=128)
+def _of_module(kind: type[Node], module: ast.Module) -> tuple[Node, ...]:
+    return tuple(node for node in ast.walk(module) if isinstance(node, kind))
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -27,6 +27,7 @@ OF_PARSERS = frozenset({"help", "config"})   # of argparse, and of TrlParser
 OF_ABSL = frozenset(known("absl_flags").split())
 NO_PROSE = re.compile(r"\w+=[\w.-]+|[\w./-]+\.\w+|\d+")     # a word of a command that is none of a sentence
 SIMILAR = 0.75                               # of two names of files
+OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 OF_HANDBOOK = "H4ArgumentParser"             # of the alignment handbook, made from HfArgumentParser
 ONCE = frozenset(known("removed_arguments")) - {"tokenizer", "max_seq_length"}       # what other classes may have too
 INTO_CLASSES = ("transformers.HfArgumentParser", "trl.TrlParser")
@@ -48,9 +49,10 @@ def command_refused(script: Script, subject: Subject, where: Circumstances) -> F
     """The project's own command gives the script an option that it does not take."""
     taken = _taken(script, where)
     added = [made for made in subject.calls if made.last == "add_argument" and script.has_call("argparse.ArgumentParser")]
+    keys = _keys_of_hydra(script) if not taken else None
     for command in commands(script):
         lost = [f"--{name}" for name in command.options if not _is_taken(name.replace("-", "_"), taken)] if taken else [
-            word for word in command.words if _is_lost_to_hydra(script, subject, word)]
+            word for word in command.words if keys and OVERRIDE.fullmatch(word) and re.split(r"[.=]", word)[0] not in keys]
         if taken and not lost and added:
             read = list(read_by_argparse(command, added))
             extra = [words[0] for made, words in read if made is None]
@@ -61,20 +63,20 @@ def command_refused(script: Script, subject: Subject, where: Circumstances) -> F
             return
 
 
-def _is_lost_to_hydra(script: Script, subject: Subject, word: str) -> bool:
-    """Return whether a word of a command sets a key that the config of `@hydra.main` does not have."""
-    key, joined, _ = word.partition("=")
-    for function in script.functions.values() if joined and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key) else ():
+def _keys_of_hydra(script: Script) -> frozenset[str] | None:
+    """Return the keys that a command may set in the config of `@hydra.main`; None where they are not sure."""
+    plain = replace(script, command=None)
+    for function in script.functions.values():
         module = script.module(function)
         folder = (module.file if module is not None else script.path).parent
-        table = of_hydra(function, replace(script, command=None), folder)
+        table = of_hydra(function, plain, folder) if getattr(function, "decorator_list", []) else None
         if table is not None:
-            first, groups = key.partition(".")[0], [each for each in folder.glob("*/*") if each.is_dir()]
+            groups = [each for each in folder.glob("*/*") if each.is_dir()]
             left_out = table.open.partition(":")[0]      # a group whose choice is not there, as `model: ???`
             whole = not table.open or (left_out and not any("_global_" in text_of(file) for group in groups
                                                             for file in group.glob("*.yaml")))
-            return bool(whole) and first not in {*table.entries, "hydra", *(each.name for each in groups)}
-    return False
+            return frozenset({*table.entries, "hydra", *(each.name for each in groups)}) if whole else None
+    return None
 
 
 @code_rule
