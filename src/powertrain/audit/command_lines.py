@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit.configs import Marked, read_marked
-from powertrain.audit.expressions import ClassValue, Made, Reference, Table, TextNumber, Unread
 from powertrain.audit.script import FILLED_IN, Command, Script, Setting
 from powertrain.audit.syntax import argument
+from powertrain.audit.values import ClassValue, Made, Reference, Table, TextNumber, Unread
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 

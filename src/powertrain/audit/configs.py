@@ -21,10 +21,11 @@ from typing import Any
 import yaml
 
 from powertrain.audit.config_values import Told, told
-from powertrain.audit.expressions import Expressions, Scope, is_known, plain
+from powertrain.audit.expressions import Expressions
 from powertrain.audit.parsing import read_text
 from powertrain.audit.project import parse
 from powertrain.audit.subject import Framework, Setting, Subject
+from powertrain.audit.values import Scope, is_known, plain
 from powertrain.recipe import spellings
 from powertrain.recipe.plain_yaml import LONGEST_NUMBER, Yaml
 from powertrain.recipe.schema import known_keys

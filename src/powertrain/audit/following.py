@@ -9,45 +9,18 @@ parameters' defaults. The result is every call of foreign code, in the order rea
 import ast
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit import command_lines, expressions, known_calls
-from powertrain.audit.expressions import ClassValue, Expressions, FunctionValue, Made, Reference, Scope, Table, Unread
-from powertrain.audit.script import Module, Script, Setting
-from powertrain.audit.syntax import FunctionNode, argument, every, last_name
+from powertrain.audit import known_calls, values
+from powertrain.audit.calling import Calls, Followed, Written
+from powertrain.audit.script import Module, Script
+from powertrain.audit.syntax import FunctionNode, every
+from powertrain.audit.values import ClassValue, FunctionValue, Made, Scope, Table, Unread
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
-DEEPEST_CALL = 25
 LONGEST_LOOP = 100                           # rounds that are followed one by one
-
-
-@dataclass(eq=False)
-class Written:
-    """`owner.name = value`, with its place: `tokenizer.pad_token = tokenizer.eos_token`."""
-
-    owner: Any
-    name: str
-    setting: Setting
-    node: ast.Assign | ast.AnnAssign | ast.AugAssign
-    doubts: tuple[str, ...] = ()             # the conditions, not known to hold, under which it is written
-
-
-@dataclass(eq=False)
-class Followed:
-    """What a script was seen to do."""
-
-    script: Script
-    calls: list[Made] = field(default_factory=list)
-    written: list[Written] = field(default_factory=list)
-    items: list[Written] = field(default_factory=list)       # `os.environ["X"] = …`
-    variables: dict[str, list[Made]] = field(default_factory=dict)       # by name, all that it ever was, in any scope
-    before: dict[ast.AST, list[Scope]] = field(default_factory=dict)     # what was known where a loop began, each time it did
-    doubts: dict[ast.AST, tuple[str, ...]] = field(default_factory=dict)         # of each loop, as of calls
-    tests: dict[ast.If, set[bool | None]] = field(default_factory=dict)  # what each condition was, each time it was met
-    missing: list[tuple[ast.Subscript, str, str]] = field(default_factory=list)      # reads of a config: it, its file, the key
 
 
 def follow(script: Script) -> Followed:
@@ -58,17 +31,11 @@ class _Returned(Exception):
     """Control left the block: by return, raise, break or continue."""
 
 
-class _Follower(Expressions):
+class _Follower(Calls):
     def __init__(self, script: Script) -> None:
         super().__init__(script)
-        self.followed = Followed(script)
-        self.entered: set[ast.AST] = set()
         self.defined: dict[ast.AST, FunctionValue] = {}      # functions in functions, with the names that they see
-        self.instances: dict[ast.AST, Made] = {}             # by class, the last one that was made
         self.scopes: dict[Path | None, Scope] = {}
-        self.stack: list[ast.AST] = []
-        self.returns: list[list[Any]] = []
-        self.doubts: list[str] = []
         self.left = MOST_STATEMENTS
 
     def module(self) -> Followed:
@@ -80,7 +47,7 @@ class _Follower(Expressions):
                 module = self.script.module(node)
                 if module is None or self.script.is_reached(node):
                     function = self.defined.get(node) or FunctionValue(node, self.of_module(module), self._owner(node))
-                    self.enter(function, expressions.Arguments([], {}))
+                    self.enter(function, values.Arguments([], {}))
         return self.followed
 
     def of_module(self, module: Module | None) -> Scope:
@@ -183,10 +150,6 @@ class _Follower(Expressions):
         if not self.doubts and isinstance(node.ctx, ast.Load):
             self.followed.missing.append((node, owner.file, key))
 
-    def _remember(self, name: str, value: Any) -> None:
-        if isinstance(value, Made):
-            self.followed.variables.setdefault(name, []).append(value)
-
     def _write(self, target: ast.Attribute, value: Any, scope: Scope, statement: Any) -> None:
         owner = self.value(target.value, scope)
         setting = self.script.setting(statement, value)
@@ -198,7 +161,7 @@ class _Follower(Expressions):
         self.followed.written.append(Written(owner, target.attr, setting, statement, (*self.doubts,)))
 
     def _if(self, statement: ast.If, scope: Scope) -> None:
-        known = expressions.truth(self.value(statement.test, scope))
+        known = values.truth(self.value(statement.test, scope))
         self.followed.tests.setdefault(statement, set()).add(known)
         if known is not None and not (known and self._ends_the_run(statement.body[-1])):
             if self.block(statement.body if known else statement.orelse, scope):
@@ -227,7 +190,7 @@ class _Follower(Expressions):
     def _join(self, scope: Scope, other: dict[str, Any], before: dict[str, Any], spelled: str) -> None:
         for name in {*scope.names, *other}:
             if name in scope.names and name in other:
-                scope.names[name] = expressions.either(other[name], scope.names[name], spelled)
+                scope.names[name] = values.either(other[name], scope.names[name], spelled)
             elif name not in before:
                 scope.names.setdefault(name, other.get(name))
 
@@ -336,118 +299,3 @@ class _Follower(Expressions):
                     inner.names[target.id] = value
                     made.fields[target.id] = self.script.setting(item, value)
         scope.names[statement.name] = made
-
-    def call(self, called: Any, owner: Any, node: ast.Call, arguments: expressions.Arguments) -> Any:
-        if isinstance(called, FunctionValue):
-            return self.enter(called, arguments)
-        if isinstance(called, ClassValue):
-            return self.instance(called, node, arguments)
-        if isinstance(called, (Reference, Made)):
-            name = called.name if isinstance(called, Reference) else f"{called.name}()"
-        else:
-            method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            name = f"{owner.name}().{method}" if isinstance(owner, Made) else self.script.name(node.func) or f".{method}"
-        made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open, doubts=(*self.doubts,),
-                    perhaps=arguments.perhaps)
-        self.followed.calls.append(made)
-        launched = known_calls.launched(made)
-        if launched is not None:                         # `notebook_launcher(train, args=(…))`, `fire.Fire(train)`
-            given = command_lines.settings_of(self.script.command) if made.last == "Fire" and self.script.command else {}
-            self.enter(launched[0], expressions.Arguments(launched[1], given))
-        value = known_calls.result(made, self.script)
-        if made.last in known_calls.INTO_DATACLASSES + known_calls.FROM_A_FILE and isinstance(value, tuple):
-            self.followed.calls += [item for item in value if isinstance(item, Made)]
-        return value
-
-    def enter(self, function: FunctionValue, arguments: expressions.Arguments) -> Any:
-        """Return the result of the script's own function for these arguments."""
-        node = function.node
-        if node in self.stack or len(self.stack) >= DEEPEST_CALL:
-            return Unread("a function that calls itself")
-        self.entered.add(node)
-        scope = Scope(self._parameters(function, arguments), function.scope)
-        if isinstance(node, ast.Lambda):
-            return self.value(node.body, scope)
-        self.stack.append(node)
-        self.returns.append([])
-        left = self.block(node.body, scope)
-        returned = self.returns.pop()
-        self.stack.pop()
-        if len(returned) == 1 and not left:
-            returned = [*returned, None]
-        return reduce(lambda one, other: expressions.either(one, other, "a condition"), returned) if returned else None
-
-    def _parameters(self, function: FunctionValue, arguments: expressions.Arguments) -> dict[str, Any]:
-        spec = function.node.args
-        names = [item.arg for item in (*spec.posonlyargs, *spec.args)]
-        values = [function.bound, *arguments.positional] if function.bound is not None else arguments.positional
-        given: dict[str, Any] = dict(zip(names, values, strict=False))
-        defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
-        defaults |= {item.arg: default for item, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default}
-        for name, default in defaults.items():
-            if not (arguments.open and name not in given):
-                given.setdefault(name, known_calls.option_default(self.value(default, function.scope)))
-        every = [*names, *(item.arg for item in spec.kwonlyargs)]
-        given |= {name: entry.value for name, entry in arguments.named.items() if name in every}
-        if not arguments.named and not values:
-            given |= self._options(function)
-        if spec.vararg is not None:
-            given[spec.vararg.arg] = list(values[len(names):])
-        if spec.kwarg is not None:
-            rest = {name: entry for name, entry in arguments.named.items() if name not in every}
-            given[spec.kwarg.arg] = Table(dict(rest), arguments.open)
-        for name, value in given.items():
-            self._remember(name, value)
-        return {name: given.get(name, Unread(name)) for name in (*every, *given)}
-
-    def _options(self, function: FunctionValue) -> dict[str, Any]:
-        """Return what parameters have that nobody gives: a dataclass, the default of `@click.option("--size", default=4)`."""
-        names = [item.arg for item in (*function.node.args.args, *function.node.args.kwonlyargs)]
-        given = command_lines.settings_of(self.script.command) if self.script.command is not None else {}
-        decorated = bool(getattr(function.node, "decorator_list", []))       # by click or typer
-        found: dict[str, Any] = {name: each.value for name, each in given.items() if decorated and name in names}
-        module = self.script.module(function.node)
-        folder = (module.file if module is not None else self.script.path).parent
-        composed = command_lines.of_hydra(function.node, self.script, folder)
-        if composed is not None and names:
-            found[names[0]] = composed
-        for item in (*function.node.args.args, *function.node.args.kwonlyargs):
-            kind = self.value(item.annotation, function.scope) if isinstance(item.annotation, ast.Name) else None
-            if isinstance(kind, ClassValue) and self._has_defaults(function, kind.node):
-                found[item.arg] = self.instance(kind, item, expressions.Arguments([], {}))
-        for item in getattr(function.node, "decorator_list", []):
-            if isinstance(item, ast.Call) and self.script.name(item) == "click.option":
-                default = argument(item, "default")
-                long = next((str(flag.value) for flag in item.args if isinstance(flag, ast.Constant)
-                             and str(flag.value).startswith("--")), "")
-                if long and default is not None:
-                    name = long.partition("/")[0].lstrip("-").replace("-", "_")
-                    found.setdefault(name, self.value(default, function.scope))
-        return found
-
-    def _has_defaults(self, function: FunctionValue, kind: ast.ClassDef) -> bool:
-        """Return whether a dataclass has a value for each field, and nothing here makes one or hands the function on."""
-        marks = [last_name(each.func if isinstance(each, ast.Call) else each) for each in kind.decorator_list]
-        full = all(item.value is not None for item in kind.body if isinstance(item, ast.AnnAssign))
-        name = getattr(function.node, "name", "")
-        loaded = {node.id for node in every(ast.Name, self.script.tree) if isinstance(node.ctx, ast.Load)}
-        made = any(isinstance(call.func, ast.Name) and call.func.id == kind.name for call in every(ast.Call, self.script.tree))
-        started = name in loaded or bool(getattr(function.node, "decorator_list", []))
-        return marks == ["dataclass"] and full and not made and not started
-
-    def instance(self, kind: ClassValue, node: ast.AST, arguments: expressions.Arguments) -> Made:
-        """Return an instance of the script's own class: fields with defaults, then passed values, then `__init__`."""
-        foreign = known_calls.foreign_base(kind)
-        named = known_calls.all_fields(kind) | arguments.named
-        made = Made(foreign or kind.node.name, node, arguments.positional, named, dict(named), local=kind, open=arguments.open,
-                    doubts=(*self.doubts,), perhaps=arguments.perhaps)
-        method = expressions.attribute(made, "__init__")
-        self.instances[kind.node] = made
-        if method is not None and isinstance(method.value, FunctionValue):
-            self.enter(method.value, arguments)
-        else:
-            for name, value in zip(known_calls.all_fields(kind), arguments.positional, strict=False):
-                made.named[name] = made.attributes[name] = self.script.setting(node, value)
-        if foreign or any(name.endswith("Trainer") for name in kind.foreign_bases):
-            self.followed.calls.append(made)
-        return made

@@ -10,18 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit import command_lines
-from powertrain.audit.expressions import (
-    LAUNCHED,
-    ClassValue,
-    FunctionValue,
-    Made,
-    Reference,
-    Table,
-    TextNumber,
-    Unread,
-    attribute,
-)
 from powertrain.audit.script import WRAPPED, Command, Script, Setting
+from powertrain.audit.values import LAUNCHED, ClassValue, FunctionValue, Made, Reference, Table, TextNumber, Unread, attribute
 from powertrain.records.findings import Place
 
 CASTS = {"int": int, "float": float, "str": str}

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from powertrain.audit.expressions import ClassValue, Made, Reference, Unread
-from powertrain.audit.following import Followed, Written
+from powertrain.audit.calling import Followed, Written
 from powertrain.audit.known_calls import unwrapped
 from powertrain.audit.script import Setting
+from powertrain.audit.values import ClassValue, Made, Reference, Unread
 from powertrain.recipe.vocabulary import find
 
 Found = tuple[str, Setting]

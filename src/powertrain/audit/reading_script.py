@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit import reading_calls
+from powertrain.audit.calling import Followed
 from powertrain.audit.config_values import vocabulary
-from powertrain.audit.expressions import Expressions, Made, TextNumber, Unread, is_known, plain
-from powertrain.audit.following import Followed, follow
+from powertrain.audit.expressions import Expressions
+from powertrain.audit.following import follow
 from powertrain.audit.known_calls import all_fields, unwrapped
 from powertrain.audit.launches import launches
 from powertrain.audit.project import load
@@ -33,6 +34,7 @@ from powertrain.audit.script import Script, Setting
 from powertrain.audit.steps import Step, never_accumulates, outermost
 from powertrain.audit.subject import Framework, Subject
 from powertrain.audit.syntax import Loop, every, inside, names_in
+from powertrain.audit.values import Made, TextNumber, Unread, is_known, plain
 
 READING = (".item", ".tolist", "float")       # what copies a number from the device
 COUNTING = ("range", "trange")               # `for epoch in range(3)`, `in trange(3)`, `in tqdm(range(3))`

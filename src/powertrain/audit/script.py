@@ -396,6 +396,5 @@ def _closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[Functio
     return found
 
 
-def _trains(node: ast.AST) -> bool:
-    """Return whether a node is a backward pass, or makes a Trainer or its arguments."""
+def _trains(node: ast.AST) -> bool:             # a backward pass, or what makes a Trainer or its arguments
     return is_backward(node) or (isinstance(node, ast.Call) and last_name(node.func).endswith(TRAINING))

@@ -51,13 +51,13 @@ def inside(node: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
 def every(kind: type[Node], within: ast.AST) -> list[Node]:
     """Return all nodes of one type in a node, which may be itself. A module is gone through once: it is not changed later."""
     if isinstance(within, ast.Module):
-        return [*_of_module(kind, within)]
+        return [node for node in _nodes(within) if isinstance(node, kind)]
     return [node for node in ast.walk(within) if isinstance(node, kind)]
 
 
-@lru_cache(maxsize=128)
-def _of_module(kind: type[Node], module: ast.Module) -> tuple[Node, ...]:
-    return tuple(node for node in ast.walk(module) if isinstance(node, kind))
+@lru_cache(maxsize=16)
+def _nodes(module: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(module))
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -1,6 +1,7 @@
 """The rules of the audit, in topic files; their sentences stand in findings.yaml. A new rule is a function and its entry."""
 
 from powertrain.audit.rules import (
+    attributes,
     calls,
     cases,
     columns,
@@ -34,6 +35,6 @@ from powertrain.audit.rules import (
 )
 from powertrain.records.findings import rules_of
 
-RULES = rules_of(names, calls, program, running, command_line, configured, labels, optimizer, memory, data, loop, model,
-                 processes, launching, values, cases, columns, own_code, network, learning, trl, starting, paths, together,
-                 meaning, tools, refusals, fitting, overrides, good)
+RULES = rules_of(names, calls, program, running, attributes, command_line, configured, labels, optimizer, memory, data, loop,
+                 model, processes, launching, values, cases, columns, own_code, network, learning, trl, starting, paths,
+                 together, meaning, tools, refusals, fitting, overrides, good)

@@ -9,7 +9,6 @@ from typing import Any
 
 from powertrain.audit.commands import shown
 from powertrain.audit.configs import read_marked
-from powertrain.audit.expressions import Unread
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.labels import CAUSAL, is_copied, is_loss, tokenises
 from powertrain.audit.rules.starting import configs_of
@@ -18,6 +17,7 @@ from powertrain.audit.script import Script
 from powertrain.audit.steps import OPTIMIZERS
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import argument, every, gives_name, inside, is_backward, is_constant, last_name, owner_of
+from powertrain.audit.values import Unread
 from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from powertrain.audit.commands import files_of, project_files, started_lines, text_of
 from powertrain.audit.configs import read_marked
-from powertrain.audit.expressions import Made, Table, Unread, beginning, is_known
 from powertrain.audit.following import follow
 from powertrain.audit.project import load, root_of
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
@@ -19,6 +18,7 @@ from powertrain.audit.scopes import is_tried, run_nodes
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Shown, Subject
 from powertrain.audit.syntax import last_name
+from powertrain.audit.values import Made, Table, Unread, beginning, is_known
 from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 
