@@ -3,8 +3,9 @@
     python benchmarks/audit_public.py read STUDY FILES > found.json      audits every file of STUDY/expectations.json
     python benchmarks/audit_public.py keep STUDY found.json judged.json  writes STUDY/evidence.json from both and the judgements
 
-FILES holds each repository as OWNER+NAME, at the commit that the expectations name. A finding is judged by reading the code at its line: judged.json has, for each file, the numbers of the
-findings that are wrong with the reason, and for each expectation the rule that found it. The files themselves are not kept.
+FILES holds each repository as OWNER+NAME, at the commit that the expectations name. A finding is judged by reading the code at
+its line: judged.json has, for each file, the numbers of the findings that are wrong with the reason, and for each expectation
+the rule that found it. The files themselves are not kept.
 
 Each file is audited as for a machine that is not known, with the releases below installed.
 """
