@@ -67,9 +67,6 @@ GRPO = ("from trl import GRPOConfig, GRPOTrainer\ndef near(completions, **kwargs
 OWN_PAIRS = ("args = TrainingArguments('out'{more})\nclass Pairs(Trainer):\n"
              "    def compute_loss(self, model, inputs, **kwargs):\n"
              "        return model(inputs['input_ids_j'])[0] - model(inputs['input_ids_k'])[0]\nPairs(model, args).train()\n")
-PATCHED = ("from peft import LoraConfig, get_peft_model, get_peft_model_state_dict\n" + HF
-           + "model = get_peft_model(model, LoraConfig(r=8))\nold = model.state_dict\n{patch}" + ARGUMENTS
-           + "Trainer(model, args, train_dataset=rows).train()\nmodel.save_pretrained('out')\n")
 SORTED = ("import glob\ndef last_checkpoint():\n    return sorted(glob.glob('out/*.pt'){key})[-1]\n"
           "def keep(step):\n    torch.save(model.state_dict(), f'out/model_{step}.pt')\nlast_checkpoint()\nkeep(5)\n")
 TARGETED = ("from transformers import T5ForConditionalGeneration\n"
@@ -192,9 +189,6 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
                                             "model = PeftModel.from_pretrained(model, 'out', is_trainable=True)\n")),
     "columns_removed": (HEAD + HF + OWN_PAIRS.format(more=""),
                         HEAD + HF + OWN_PAIRS.format(more=", remove_unused_columns=False")),
-    "state_dict_patched": (
-        HEAD + PATCHED.format(patch="model.state_dict = (lambda self: get_peft_model_state_dict(self, old()))\n"),
-        HEAD + PATCHED.format(patch="")),
     "adapter_file_renamed": (
         HEAD + TUNED + ARGUMENTS + "name = os.path.join('out', 'adapter_model.bin')\nstate = torch.load(name)\n"
         "model.load_state_dict(state)\nTrainer(model, args).train()\n",

@@ -81,7 +81,23 @@ OWN_TRAINER = ("class Tuned:\n    def train(self, rows):\n        trainer = {kin
 WRAPPED = PROGRAM_CASES["method_of_wrapped_model"][0]
 LISTED = HEAD + "{said}import wandb\n" + HF + TRAINED
 STARTED = "accelerate launch --config_file {config} train.py\n"
+FAST = HEAD + HF + ("{before}args = TrainingArguments('out', learning_rate=3e-3)\n"
+                    "Trainer(model, args, train_dataset=rows).train()\n")
+PREFIXES = ("from peft import PrefixTuningConfig, get_peft_model\n"
+            "model = get_peft_model(model, PrefixTuningConfig(task_type='CAUSAL_LM'))\n")
+LOADED = "\nfrom transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')\n"
+IN_FP32 = PROGRAM_CASES["loop_in_fp32"][0]
 ONCE_WRONG = {
+    "products in TF32": (
+        "loop_in_fp32", IN_FP32, IN_FP32 + "torch.backends.cuda.matmul.allow_tf32 = True\n", {}),
+    "a checkpoint that is bf16": (
+        "loop_in_fp32", HEAD + LOADED.format(path="gpt2") + IN_FP32.removeprefix(HEAD),
+        HEAD + LOADED.format(path="Qwen/Qwen3-0.6B") + IN_FP32.removeprefix(HEAD), {}),
+    "prefixes that are learned": (
+        "learning_rate_unfit", FAST.format(before=""), FAST.format(before=PREFIXES), {}),
+    "a notebook of Databricks": (
+        "undefined_names", HEAD + HF + "print(told)\n" + TRAINED,
+        "# Databricks notebook source\n" + HEAD + HF + "print(told)\n" + TRAINED, {}),
     "Unsloth is imported whole": (
         "removed_names", OLD_SFT.format(before="", argument="tokenizer"),
         "import unsloth\n" + OLD_SFT.format(before=UNSLOTH, argument="tokenizer"), {}),

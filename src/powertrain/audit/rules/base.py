@@ -30,6 +30,7 @@ from powertrain.records import Facts, findings
 from powertrain.records.findings import Cure, Edit, Expected, Finding, Risk, Rule, Severity
 
 GIB = 2**30
+OF_DATABRICKS = "# Databricks notebook source"            # first line of a notebook that is kept as Python
 _Yaml: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)     # of plain values; the compiled loader where it is installed
 EXPECTED: Mapping[Any, Expected] = {
     None: findings.NO_SPEED, "unmeasured": findings.UNMEASURED,
@@ -90,8 +91,9 @@ def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
         script = subject.script
         # what a command switches off is meant to be off
         in_part = script is not None and (bool(script.unparsed) or script.command is not None)
-        unsure = script is not None and ((in_part and ask.__name__ in known("rules_on_what_lacks").split()) or (
-            script.path.suffix == ".ipynb" and ask.__name__ in known("rules_on_whole_files").split()))
+        of_cells = script is not None and (script.path.suffix == ".ipynb" or script.text.startswith(OF_DATABRICKS))
+        unsure = (in_part and ask.__name__ in known("rules_on_what_lacks").split()) or (
+            of_cells and ask.__name__ in known("rules_on_whole_files").split())
         given = ask(subject, where) if not unsure else ()
         return (_without_our_figures(worded(ask.__name__, subject), where) for worded in given)
 

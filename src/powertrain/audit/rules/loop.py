@@ -5,6 +5,7 @@ from itertools import takewhile
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
+from powertrain.audit.rules.memory import loaded_dtype
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, StepCall, interval, is_without_gradients, step_code, training_steps
@@ -68,8 +69,10 @@ def loop_in_fp32(script: Script, subject: Subject, where: Circumstances) -> Find
     step = next(iter(training_steps(script)), None)
     moved = next((call for call in script.every(ast.Call) if last_name(call.func) in ("to", "cuda")
                   and "cpu" not in script.words(call)), None)
-    if step is not None and step.backward and moved is not None and not script.says(
-            "autocast", "float16", "bf16", "fp16", "half", "GradScaler", "MixedPrecision", "deepspeed", "fabric"):
+    tf32 = subject.value("training.tf32") or script.says("allow_tf32", "set_float32_matmul_precision")
+    if step is not None and step.backward and moved is not None and not tf32 and not script.says(
+            "autocast", "float16", "bf16", "fp16", "half", "GradScaler", "MixedPrecision", "deepspeed", "fabric") and (
+            loaded_dtype(subject, where)[0] in (None, "fp32")):
         yield found("moderate", step.backward[0].node, moved)
 
 

@@ -197,13 +197,19 @@ def learning_rate_unfit(subject: Subject, where: Circumstances) -> Findings:
     """The learning rate is one of another method: of full tuning with LoRA, or of LoRA with full tuning."""
     how, rate = subject.method, subject.number(RATE)
     optim = str(subject.value("training.optim") or "adamw").lower()
-    if how is None or not rate or not any(name in optim for name in ADAM):
+    if how is None or not rate or not any(name in optim for name in ADAM) or _trains_prompts(subject):
         return
     low, high = FULL if how == "full" else ADAPTERS
     if not (low <= rate or _is_of_preferences(subject)) or rate > high:
         usual = USUAL_RATE[how]
         yield found("moderate", RATE, rate=rate, usual=usual, edits=set_to(subject, RATE, usual, "learning_rate", BESIDE),
                     case=f"{'full' if how == 'full' else 'adapters'}, too {'low' if rate < low else 'high'}")
+
+
+def _trains_prompts(subject: Subject) -> bool:
+    """Return whether prompts or prefixes are learned, whose rates are far higher, or Unsloth has its own default."""
+    own = ("PrefixTuningConfig", "PromptTuningConfig", *(() if RATE in subject.settings else ("unsloth",)))
+    return subject.script is not None and subject.script.says(*own)
 
 
 def _is_of_preferences(subject: Subject) -> bool:

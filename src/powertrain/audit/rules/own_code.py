@@ -160,17 +160,6 @@ def columns_removed(script: Script, subject: Subject, where: Circumstances) -> F
 
 
 @code_rule
-def state_dict_patched(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The model's state_dict is replaced by one of the adapters, from which peft then takes the adapters again."""
-    saves = next(script.calls(".save_pretrained"), None)
-    for node in script.every(ast.Assign) if saves is not None else ():
-        target = node.targets[0]
-        if isinstance(target, ast.Attribute) and target.attr == "state_dict" and any(
-                last_name(inner) == "get_peft_model_state_dict" for inner in ast.walk(node.value)):
-            yield found("critical", target, saves)
-
-
-@code_rule
 def adapter_file_renamed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A run resumes from the adapter file of an older peft, which none writes any more."""
     names = [node for node in script.every(ast.Constant) if node.value == "adapter_model.bin"]
