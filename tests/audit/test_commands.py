@@ -200,3 +200,13 @@ def test_a_config_that_a_function_reads_where_it_can(tmp_path: Path) -> None:
                  "    except OSError as error:\n        return str(error)\ncfg = read('told.yaml')\n"
                  "args = TrainingArguments('out', seed=cfg['seed'])\n") + TRAIN
     assert subject_of(tmp_path, text, told_yaml="seed: 7\n").value("training.seed") == 7
+
+
+@pytest.mark.parametrize("told", [b"\xff\xfe\x00rate", b"rate: [", b"- 1\n", b"x" * 2_000_000])
+def test_configs_that_cannot_be_read_are_left_out(told: bytes, tmp_path: Path) -> None:
+    (tmp_path / "told.yaml").write_bytes(told)
+    text = READ.format(file="told.yaml", rate="cfg['rate']")
+    assert subject_of(tmp_path, text).value("training.learning_rate") is None
+    wanted = text.replace("'told.yaml'", "parser.parse_args().config").replace(
+        "import yaml", "import argparse, yaml\nparser = argparse.ArgumentParser()\nparser.add_argument('--config')")
+    assert not subject_of(tmp_path, wanted).others

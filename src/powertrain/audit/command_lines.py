@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit.configs import Marked, read_marked
+from powertrain.audit.parsing import read_text
 from powertrain.audit.script import FILLED_IN, Command, Script, Setting
 from powertrain.audit.syntax import argument
 from powertrain.audit.values import ClassValue, Made, Reference, Table, TextNumber, Unread
@@ -210,7 +211,7 @@ def read_table(file: Path, *, of_hydra: bool = False) -> Table | None:
     """Return the table of a YAML or JSON file; None where it has none. `of_hydra`: which fills in `${...}`."""
     with suppress(WrongUse, OSError):
         if file.is_file():
-            text = file.read_text(encoding="utf-8-sig")
+            text = read_text(file, "config")
             return _table(_marked(file, text), file, text.splitlines(), of_hydra)
     return None
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from powertrain.audit.command_lines import read_table
-from powertrain.audit.commands import commands, project_files, shown
+from powertrain.audit.commands import commands, project_files, shown, text_of
 from powertrain.audit.known_calls import FROM_A_FILE, READERS
 from powertrain.audit.script import Command, Script
 from powertrain.audit.syntax import argument, every
@@ -56,7 +56,7 @@ def _with_config(script: Script) -> Iterator[Command]:
         node.attr for node in every(ast.Attribute, script.tree)}
     best, fits = None, (False, 1)
     for file in project_files(script):
-        table = read_table(file) if file.suffix in CONFIGS else None
+        table = read_table(file) if file.suffix in CONFIGS and text_of(file) else None       # not of large files
         keys = [*table.entries] if table is not None else []
         here = (script.path.stem in file.stem, len(said.intersection(keys)))
         if here > fits and here[1] > max(1, SAID * len(keys)):
