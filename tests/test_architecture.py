@@ -40,10 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "web": {"machine", "records", "recipe", "report", "run"},
     "__main__": {"cli"},
 }
-LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 77_900
+LONGEST_FILE, LONGEST_FUNCTION, MOST_LINES = 400, 60, 77_810
 FORBIDDEN = re.compile(r"torch\.load|pickle\.|yaml\.load\((?!text, _?Yaml)|(?<!\.)\beval\(|\bexec\(|shell=True|os\.system"
                        r"|trust_remote_code=True")
-OF_OUR_TABLE = "eval(condition, FUNCTIONS, values)"      # of known.yaml, a part of the package (audit/rules/refusals.py)
 
 
 def files() -> list[Path]:
@@ -131,7 +130,7 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_nothing_can_run_code_from_a_file() -> None:
     wrong = [f"{path.relative_to(ROOT)}: {found.group()}" for path in files()
-             if (found := FORBIDDEN.search(code(path).replace(OF_OUR_TABLE, "")))]
+             if (found := FORBIDDEN.search(code(path)))]
     assert not wrong
 
 

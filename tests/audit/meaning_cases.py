@@ -9,8 +9,6 @@ SHARDED = ARGPARSE.format(more="parser.add_argument('--shard', action='store_tru
 STREAM = ("from torch.utils.data import IterableDataset\nclass Rows(IterableDataset):\n    def __init__(self, file{told}):\n"
           "        self.file = file\n\n    def __iter__(self):\n        yield from open(self.file)\n\n{more}"
           "loader = DataLoader(Rows('rows.txt'{given}), batch_size=8)\n")
-LABELLED = ("labels = batch['input_ids']{copied}", "labels[labels == 0] = -100",
-            "loss = model(input_ids=batch['input_ids'], labels=labels).loss", *PLAIN[1:])
 MASKED = ("loss = F.cross_entropy(model(batch[0]), batch[1]{more})", "loss = (loss * mask).sum() / mask.sum()", *PLAIN[1:])
 SPLIT = ("from datasets import load_dataset\nrows = load_dataset('json', data_files='rows.jsonl', split='train')\n"
          "rows = rows.train_test_split(test_size=0.1).shuffle(seed=1)\nheld = rows['{part}']\n" + ARGUMENTS
@@ -22,8 +20,6 @@ CHANCES = ("scores = model(ids).logits{part}", "chances = F.log_softmax(scores, 
 OWN_STEP = ("class Own(Trainer):\n    def training_step(self, model, inputs, num_items_in_batch=None):\n"
             "        loss = self.compute_loss(model, inputs)\n{more}        return loss.detach()\n")
 SEEN = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '{device}'\n"
-NORM = ("norm = 0.0", "if (i + 1) % 4 == 0:", "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-        "    optimizer.step()", "{asked}")
 # rule -> (a script where it fires, its near miss)
 MEANING_CASES: dict[str, tuple[str, str]] = {
     "forward_past_wrapper": (loop("loss = model.module(batch).mean()", *PLAIN[1:], before=PARALLEL),
@@ -36,12 +32,8 @@ MEANING_CASES: dict[str, tuple[str, str]] = {
     "processes_leave_alone": (
         loop(*PLAIN, "if loss.item() < 0.1:", "    break", before=PARALLEL),
         loop(*PLAIN, "dist.all_reduce(loss)", "if loss.item() < 0.1:", "    break", before=PARALLEL)),
-    "changed_through_view": (loop(*(line.format(copied="") for line in LABELLED)),
-                             loop(*(line.format(copied=".clone()") for line in LABELLED))),
     "mask_without_effect": (loop(*(line.format(more="") for line in MASKED)),
                             loop(*(line.format(more=", reduction='none'") for line in MASKED))),
-    "plain_number_asked": (loop(*PLAIN[:2], *(line.format(asked="print(norm.item())") for line in NORM)),
-                           loop(*PLAIN[:2], *(line.format(asked="    print(norm.item())") for line in NORM))),
     "split_not_there": (HEAD + HF + SPLIT.format(part="validation"), HEAD + HF + SPLIT.format(part="test")),
     "length_of_stream": (loop(*PLAIN, "print(len(loader))", before=STREAM.format(told="", given="", more="")),
                          loop(*PLAIN, "print(len(loader))", before=STREAM.format(

@@ -30,7 +30,7 @@ OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused",
                 "labels_by_old_name", "key_missing", "number_is_text",
                 "template_of_other_model", "data_given_twice", "placeholder_left", "components_moved", "evaluation_never",
                 "modules_out_of_reach", "template_unknown", "file_elsewhere", "folder_never_made", "path_of_author",
-                "path_with_control_character", "no_folder_fits", "default_config_missing", "script_missing",
+                "no_folder_fits", "default_config_missing", "script_missing",
                 "command_line_ignored", "adapter_not_there", "checkpoints_into_source",
                 "format_gone", "settings_refused", "data_refused", "data_not_defined", "targets_missing")
 KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases", "rests_on",

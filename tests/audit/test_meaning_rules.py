@@ -8,8 +8,6 @@ import pytest
 from code_cases import ARGUMENTS, HEAD, HF, PARALLEL, PLAIN, loop
 from test_running_rules import said
 
-BATCHES = ("def get_batch():\n    start = torch.randint(100, (8,))\n    return torch.stack([data[i:i + 8] for i in start])\n"
-           "torch.manual_seed({seed})\n" + PARALLEL)
 BUFFERED = ("class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.head = nn.Linear(8, 8)\n"
             "        self.{registered}\n\nclass Run:\n    def __init__(self):\n"
             "        self.model = DistributedDataParallel(Net())\n\n    def go(self):\n        for step in range(9):\n"
@@ -38,8 +36,6 @@ STOPPED = ("if stop:", "    try:", "        free()", "    except ValueError:", "
 
 
 @pytest.mark.parametrize(("rule", "defect", "none"), [
-    ("same_batches", loop("batch = get_batch()", *PLAIN, before=BATCHES.format(seed=1337)),
-     loop("batch = get_batch()", *PLAIN, before=BATCHES.format(seed="1337 + dist.get_rank()"))),
     ("processes_leave_alone", loop(*PLAIN, "if i > 9 and dist.get_rank() == 0:", "    break", before=PARALLEL),
      loop(*PLAIN, "if i > 9:", "    break", before=PARALLEL)),
     ("one_process_waits", HEAD + BUFFERED.format(registered="register_buffer('mask', torch.ones(8))", told="step"),

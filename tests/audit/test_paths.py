@@ -99,13 +99,6 @@ def test_a_path_of_one_persons_machine(read: str, fires: bool, tmp_path: Path) -
     assert bool(found("path_of_author", HEAD + parsed + f"rows = {read}\n" + TRAINED, tmp_path)) == fires
 
 
-@pytest.mark.parametrize(("path", "fires"), [
-    ("data\\train.txt", True), ("data/train.txt", False), ("data\\\\train.txt", False)])
-def test_a_backslash_in_a_path_begins_an_escape(path: str, fires: bool, tmp_path: Path) -> None:
-    text = HEAD + f"rows = open('{path}').read()\n" + TRAINED
-    assert bool(found("path_with_control_character", text, tmp_path)) == fires
-
-
 @pytest.mark.parametrize(("first", "second", "fires"), [
     ("../data/a.txt", "../../words/b.txt", True), ("../../data/a.txt", "../../words/b.txt", False),
     ("../data/a.txt", "../../words/none.txt", False), ("../data/a.txt", "/words/b.txt", False)])

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from powertrain.audit.configs import read_config
+from powertrain.audit.configs import SUFFIXES, read_config
 from powertrain.audit.edits import make_patch
 from powertrain.audit.parsing import notebook_code
 from powertrain.audit.project import walked
@@ -18,7 +18,7 @@ from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 MOST_FILES = 500                             # of a folder: more is no project of one training
 WITHOUT_OPTIONS = "started without the options that the project gives it"
-CONFIGS, NOTEBOOK = (".yaml", ".yml", ".json"), ".ipynb"
+NOTEBOOK = ".ipynb"
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
 
@@ -44,8 +44,8 @@ def _read(path: Path, root: Path | None) -> Subject:
         return subject
     if path.suffix == NOTEBOOK:
         return read_script(path, notebook_code(path), root)
-    if path.suffix not in CONFIGS:
-        raise WrongUse(f"{path} is neither a script (.py), a notebook ({NOTEBOOK}) nor a config ({', '.join(CONFIGS)})")
+    if path.suffix not in SUFFIXES:
+        raise WrongUse(f"{path} is neither a script (.py), a notebook ({NOTEBOOK}) nor a config ({', '.join(SUFFIXES)})")
     return read_config(path)
 
 
@@ -55,7 +55,7 @@ def files_in(path: Path) -> list[Path]:
         return [path]
     found: list[Path] = []
     for files in walked(path):
-        found += (file for file in files if file.suffix in (".py", NOTEBOOK, *CONFIGS))
+        found += (file for file in files if file.suffix in (".py", NOTEBOOK, *SUFFIXES))
         if len(found) > MOST_FILES:
             raise WrongUse(f"{path} has more than {MOST_FILES} scripts and configs; audit one of its folders or files")
     return found

@@ -15,7 +15,7 @@ from powertrain.audit.configs import Marked, read_marked
 from powertrain.audit.parsing import read_text
 from powertrain.audit.script import FILLED_IN, Command, Script, Setting
 from powertrain.audit.syntax import argument
-from powertrain.audit.values import ClassValue, Made, Reference, Table, TextNumber, Unread
+from powertrain.audit.values import ClassValue, Made, Reference, Table, TextNumber, Unread, known_word
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 
@@ -30,10 +30,6 @@ FILLED_BY_HYDRA = re.compile(r"\$\{|\?\?\?")
 
 def is_option(word: str) -> bool:
     return OPTION.match(word) is not None
-
-
-def known_word(word: str) -> Any:
-    return Unread(word) if FILLED_IN.search(word) else word
 
 
 def number_or_text(word: str) -> Any:

@@ -34,6 +34,7 @@ from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
 from powertrain.records.findings import Place
 
+SUFFIXES = (".yaml", ".yml", ".json")       # of configs that are no Python
 SETTINGS = ("techniques.", "optimizer.", "objective.")        # of a recipe, which their own tables check
 LEAST_KNOWN = 0.5                            # share of a file's keys that its trainer has; below, it is another one's file
 MOST_NODES = 20_000                          # with all aliases opened

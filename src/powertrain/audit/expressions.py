@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from powertrain.audit.arithmetic import FUNCTIONS, MOST, TEXT_METHODS, WRONG, apply_operator
-from powertrain.audit.script import FILLED_IN, Script, Setting
+from powertrain.audit.script import Script, Setting
 from powertrain.audit.values import (
     ENVIRONMENT,
     LAUNCHED,
@@ -29,6 +29,7 @@ from powertrain.audit.values import (
     beginning,
     either,
     is_known,
+    known_word,
     plain,
     truth,
 )
@@ -90,7 +91,7 @@ class Expressions:
     def words_given(self) -> list[Any]:
         """Return sys.argv of the command that is looked at."""
         words = self.script.command.words if self.script.command is not None else ()
-        return [self.script.path.name, *(Unread(word) if FILLED_IN.search(word) else word for word in words)]
+        return [self.script.path.name, *map(known_word, words)]
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set, scope: Scope) -> Any:
         items: list[Any] = []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from powertrain.audit.command_lines import read_table
 from powertrain.audit.commands import commands, project_files, shown, text_of
+from powertrain.audit.configs import SUFFIXES
 from powertrain.audit.known_calls import FROM_A_FILE, READERS
 from powertrain.audit.script import Command, Script
 from powertrain.audit.syntax import argument, every
@@ -16,7 +17,6 @@ ALONE: dict[str, str] = {}
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 WITHOUT, WITH = "started without torchrun", "started with torchrun"
 SPREADING = ("torchrun", "accelerate", "deepspeed", "torch.distributed")     # beginnings of words that start processes
-CONFIGS = (".yaml", ".yml", ".json")
 OF_CONFIGS = ("config", "cfg")               # words of an option that names a config
 MOST = 2                                     # commands of a project that are followed
 SAID = 0.6                                   # share of a config's keys that the script reads, so that it is its own
@@ -56,7 +56,7 @@ def _with_config(script: Script) -> Iterator[Command]:
         node.attr for node in every(ast.Attribute, script.tree)}
     best, fits = None, (False, 1)
     for file in project_files(script):
-        table = read_table(file) if file.suffix in CONFIGS and text_of(file) else None       # not of large files
+        table = read_table(file) if file.suffix in SUFFIXES and text_of(file) else None       # not of large files
         keys = [*table.entries] if table is not None else []
         here = (script.path.stem in file.stem, len(said.intersection(keys)))
         if here > fits and here[1] > max(1, SAID * len(keys)):

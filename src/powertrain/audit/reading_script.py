@@ -34,7 +34,7 @@ from powertrain.audit.script import Script, Setting
 from powertrain.audit.steps import Step, never_accumulates, outermost
 from powertrain.audit.subject import Framework, Subject
 from powertrain.audit.syntax import Loop, every, inside, names_in
-from powertrain.audit.values import Made, TextNumber, Unread, is_known, plain
+from powertrain.audit.values import Made, Unread, is_known, plain
 
 READING = (".item", ".tolist", "float")       # what copies a number from the device
 COUNTING = ("range", "trange")               # `for epoch in range(3)`, `in trange(3)`, `in tqdm(range(3))`
@@ -43,7 +43,6 @@ Beyond = dict[type[ast.cmpop], int]          # counter minus limit when a loop e
 BROKEN: Beyond = {ast.GtE: 0, ast.Eq: 0, ast.Gt: 1}          # the test under which the loop is left
 GOES_ON: Beyond = {ast.Lt: 0, ast.NotEq: 0, ast.LtE: 1}      # the test under which it goes on
 MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
-CONVERTING = ("set_defaults", "add_implicit_resolver", "BaseModel", "float(self.")      # that make numbers of texts
 ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
 
@@ -237,7 +236,7 @@ def _subject(script: Script, followed: Followed, launch: str = "") -> Subject:
         made.node: _spread(made, made.node) for made in followed.calls
         if isinstance(made.node, ast.Call) and any(item.arg is None for item in made.node.keywords)}
     script = replace(script, unused=_unused(followed), kinds=kinds, sections=sections, trained=trained, spread=spread,
-                     missing=tuple(followed.missing), texts=tuple(_texts(followed)))
+                     missing=tuple(followed.missing))
     settings: dict[str, Setting] = {}
     unread: dict[str, Setting] = {}
     unknown = dict(reading_calls.unknown_arguments(followed))
@@ -250,14 +249,6 @@ def _subject(script: Script, followed: Followed, launch: str = "") -> Subject:
     if "accelerate.gradient_accumulation_steps" in settings and never_accumulates(script):
         settings.pop("training.gradient_accumulation_steps", None)       # each batch is a step
     return Subject(script.path, framework(followed), settings, unread, unknown, script, launch, tuple(followed.calls))
-
-
-def _texts(followed: Followed) -> Iterator[Setting]:
-    """Yield the arguments of trainers and optimizers that PyYAML reads as a text, such as 2e-5, if nothing converts them."""
-    converted = any(word in followed.script.text for word in CONVERTING)
-    for made in followed.calls if not converted else ():
-        if reading_calls.section_of(made) in ("training", "optimizer"):
-            yield from (setting for setting in made.named.values() if isinstance(setting.value, TextNumber))
 
 
 def _spread(made: Made, call: ast.Call) -> dict[str, Setting]:

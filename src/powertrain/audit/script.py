@@ -87,7 +87,6 @@ class Script:
     unparsed: str = ""                       # lines that Python cannot parse, and that are left out
     spread: Mapping[ast.AST, Mapping[str, Setting]] = field(default_factory=dict)    # call -> what `**` of a table gives it
     missing: tuple[tuple[ast.Subscript, str, str], ...] = ()     # reads of keys that a config lacks: where, the file, the key
-    texts: tuple[Setting, ...] = ()          # arguments that are a text where a number is wanted
     notes: tuple[str, ...] = ()              # what of the project is not read, each with its cure
     project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
     root: Path | None = None                 # the project's folder

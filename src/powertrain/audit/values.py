@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.audit.arithmetic import MOST
-from powertrain.audit.script import Setting
+from powertrain.audit.script import FILLED_IN, Setting
 from powertrain.records.findings import Place
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")    # torchrun's variables
@@ -209,3 +209,8 @@ def truth(value: Any) -> bool | None:
     if isinstance(value, Table):
         return True if value.entries else None if value.open else False
     return bool(value) if isinstance(value, (list, tuple)) or is_known(value) else True
+
+
+def known_word(word: str) -> Any:
+    """Return a word of a command; Unread where a shell puts something else in its place, such as `$LR`."""
+    return Unread(word) if FILLED_IN.search(word) else word

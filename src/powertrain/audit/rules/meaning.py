@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from powertrain.audit.commands import text_of
+from powertrain.audit.commands import project_files, text_of
 from powertrain.audit.origins import givings, origins
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import is_loss
@@ -16,69 +16,17 @@ from powertrain.audit.syntax import (
     argument,
     every,
     hides_arguments,
-    inside,
     is_constant,
     last_name,
-    names_in,
     owner_of,
-    parameters_of,
-    targets_of,
 )
 
-HIGHEST = 10 ** 9
 VIEWS = ("view", "reshape", "float", "to", "contiguous", "squeeze", "unsqueeze", "flatten")
-OF_TENSORS = ("item", "detach", "cpu", "backward", "tolist", "numpy")
 WITH_SPLITS = ("map", "filter", "shuffle", "remove_columns", "rename_column", "rename_columns", "select_columns", "with_format",
                "cast_column", "cast", "flatten", "with_transform", "sort")       # of a DatasetDict, which give its splits again
 STREAMED = (*WITH_SPLITS, "take", "skip", "batch", "shard")
 SEQ2SEQ = ("Seq2Seq", "ConditionalGeneration", "MaskedLM", "decoder_input_ids", "EncoderDecoder", "T5")
 OTHERS = (".py", ".ipynb", ".toml", ".cfg", ".sh", ".md", ".yaml", ".yml", ".txt")
-MOST_FILES = 1500
-
-
-@code_rule_once
-def changed_through_view(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """Labels or a mask are the very tensor that the model reads, and are changed in place."""
-    for node in script.every(ast.Assign):
-        target, value = node.targets[0], node.value
-        first = value.value if isinstance(value, ast.Subscript) else value
-        if not isinstance(target, ast.Name) or not isinstance(first, ast.Name) or first.id == target.id:
-            continue
-        part = value.slice if isinstance(value, ast.Subscript) else None
-        cut = isinstance(part, ast.Tuple) and any(isinstance(item, ast.Slice) for item in part.elts) and "mask" in target.id
-        if not cut and (first.id if part is None else getattr(part, "value", "")) != "input_ids":
-            continue
-        function = script.function(node)
-        scope = [each for each in inside(function or script.tree) if getattr(each, "lineno", 0) > node.lineno]
-        again = min((each.lineno for each in scope if isinstance(each, ast.Name) and each.id in (target.id, first.id)
-                     and isinstance(each.ctx, ast.Store)), default=HIGHEST)
-        changed = next((each for each in scope if isinstance(each, ast.Assign) and each.lineno < again and _puts(
-            each, target.id, ("0", "False") if cut else ("-100",))), None)
-        later = [each for each in scope if isinstance(each, ast.Name) and each.id == first.id and changed is not None
-                 and changed.lineno < each.lineno < again and not (isinstance(key := script.parents[each], ast.Subscript)
-                                                                  and getattr(key.slice, "value", "") != "input_ids")]
-        if cut and function is not None and first.id in parameters_of(function):
-            later += _read_by_callers(script, function, first.id)
-        if later and changed is not None:
-            yield found("critical", changed, node, later[0], name=target.id, source=script.words(first if cut else value))
-
-
-def _puts(node: ast.Assign, name: str, values: tuple[str, ...]) -> bool:
-    """Return whether an assignment puts one of some values into a part of what has this name."""
-    inner = node.targets[0]
-    while isinstance(inner, ast.Subscript):
-        inner = inner.value
-    return inner is not node.targets[0] and getattr(inner, "id", "") == name and ast.unparse(node.value) in values
-
-
-def _read_by_callers(script: Script, function: FunctionNode, name: str) -> list[ast.Name]:
-    """Return where callers read a tensor after they have given it to a function as this argument."""
-    order = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
-    place = order.index(name) - (order[0] == "self") if name in order else None
-    given = {call: argument(call, name, place) for call in script.callers(function)}
-    return [each for call, item in given.items() if isinstance(item, ast.Name)
-            for each in every(ast.Name, script.function(call) or script.tree)
-            if each.id == item.id and isinstance(each.ctx, ast.Load) and each.lineno > (call.end_lineno or 0)]
 
 
 @code_rule_once
@@ -104,33 +52,6 @@ def _is_mean_loss(script: Script, node: ast.expr) -> bool:
         each for each in script.assigned(node.func) if isinstance(each, ast.Call)]
     reductions = [argument(each, name) for each in made for name in ("reduction", "reduce", "size_average")]
     return bool(made) and all(each is None or getattr(each, "value", "") in ("mean", "sum") for each in reductions)
-
-
-@code_rule
-def plain_number_asked(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A value is asked for what only a tensor has, and is a plain number in some cases."""
-    for call in script.every(ast.Call):
-        owner = owner_of(call)
-        if last_name(call.func) not in OF_TENSORS or not isinstance(owner, ast.Name) or call.args or is_tried(script, call):
-            continue
-        function = script.function(call)
-        given = [node for node in inside(function or script.tree) if isinstance(
-            node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.lineno < call.lineno and any(
-                owner.id in names_in(target) for target in targets_of(node))]
-        tests, loops = set(script.conditions(call)), script.loops(call)
-        first = [node for node in given if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-                 and isinstance(node.value.value, int | float) and set(script.conditions(node)) <= tests
-                 and script.loops(node) == loops]
-        later = [node for node in given if node not in first]
-        only = {test for node in later for test in script.conditions(node) if test not in tests}
-        depends = any(isinstance(around, ast.IfExp | ast.BoolOp) for around in script.ancestors(call))
-        if first and later and len(only) == 1 and not depends and all(
-                isinstance(node, ast.Assign) and script.loops(node) == loops and set(script.conditions(node)) - tests == only
-                and node.lineno > first[-1].lineno for node in later):
-            test = only.pop()
-            if not any(script.is_within(node, each) for node in later for each in test.orelse):
-                yield found("critical", call, first[-1], method=last_name(call.func), name=owner.id,
-                            only=f"`{script.words(test.test)}` does not hold")
 
 
 @code_rule_once
@@ -249,9 +170,9 @@ def training_never_called(script: Script, subject: Subject, where: Circumstances
         return
     name = re.escape(script.path.stem)
     taken = re.compile(rf"(import|from)\s[\w., (\n]*\b{name}\b|\b{name}[:.](?!py\b)\w|import_module\(|__import__\(")
-    for file in [each for each in sorted(script.root.rglob("*")) if each.suffix in OTHERS][:MOST_FILES]:
-        if file.resolve() != script.path.resolve() and taken.search(text_of(file)):
-            return
+    if any(file != script.path.resolve() and file.suffix in OTHERS and taken.search(text_of(file))
+           for file in project_files(script)):
+        return
     yield found("critical", trainer, name=around.name)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit.commands import files_of, project_files, started_lines, text_of
-from powertrain.audit.configs import read_marked
+from powertrain.audit.configs import SUFFIXES, read_marked
 from powertrain.audit.following import follow
 from powertrain.audit.project import load, root_of
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
@@ -39,9 +39,7 @@ MOST_WRITERS = 5
 OF_MODELS = ("config.json", "generation_config.json", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt",
              "adapter_config.json", "tokenizer_config.json", "pytorch_model.bin", "model.safetensors")
 OF_SHELLS = ("Makefile", "Dockerfile", "README")
-CONFIGS = (".yaml", ".yml", ".json")
 FILE_NAMED = re.compile(r"[\w-]\.(py|ya?ml|jsonl?|csv|tsv|parquet|txt)$")
-CONTROL = re.compile(r"[\w.:\\/ -]*[\x00-\x1f][\w\\./-]*")
 
 
 @dataclass(frozen=True)
@@ -197,7 +195,7 @@ def default_config_missing(script: Script, subject: Subject, where: Circumstance
         value = made.get("default") if made.last == "add_argument" else None
         flags = [flag for flag in made.positional if isinstance(flag, str)]
         given = any(flag in line.words for line in started_lines(script) for flag in flags)
-        if given or not isinstance(value, str) or not value.endswith(CONFIGS) or OPEN.search(value) or not any(
+        if given or not isinstance(value, str) or not value.endswith(SUFFIXES) or OPEN.search(value) or not any(
                 "conf" in flag for flag in flags):
             continue
         others = [file for file in files if file.suffix == Path(value).suffix and "conf" in _below(root, file)]
@@ -281,16 +279,6 @@ def path_of_author(script: Script, subject: Subject, where: Circumstances) -> Fi
         begins = OF_A_PERSON.match(use.path)
         if begins and not Path(use.path).exists() and begins[0] not in optional and script.command is None:
             yield found("critical", use.seen, path=use.path)
-
-
-@code_rule_once
-def path_with_control_character(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A backslash in a path begins an escape, such as the tab of "data\\train.txt"."""
-    for written in (False, True):
-        for made, value in uses(subject.calls, written=written):
-            for text in _texts(value):
-                if CONTROL.fullmatch(text):
-                    yield found("critical", made.node, path=repr(text))
 
 
 @code_rule_once

@@ -7,9 +7,10 @@ of another section, and `trainer__data_collator` what the trainer is given. A va
 import ast
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
-from powertrain.audit.arithmetic import WRONG
+from powertrain.audit.arithmetic import WRONG, apply_operator
 from powertrain.audit.commands import commands
 from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, found, known
@@ -31,7 +32,7 @@ SCORING = "ForSequenceClassification.from_pretrained"
 TUNED = re.compile(r"tuned|reward|sst|nli|squad|emotion|toxic|senti")    # in names of models whose heads are trained
 FRESH = known("lora_families")
 IN_ONE = "started as one process"
-FUNCTIONS: dict[str, Any] = {"__builtins__": {}, **{each.__name__: each for each in (isinstance, str, list, set, len)}}
+FUNCTIONS: Mapping[str, Any] = {each.__name__: each for each in (isinstance, str, list, set, len)}
 
 
 def is_base(path: object) -> bool:
@@ -54,8 +55,6 @@ class _Values(dict[str, Any]):
         self.seen: list[Shown] = []
 
     def __missing__(self, name: str) -> Any:
-        if name in FUNCTIONS:
-            raise KeyError(name)             # it is no setting: Python looks further
         section, _, own = name.rpartition("__")
         if section == "trainer":
             return self._given(own)
@@ -211,6 +210,36 @@ def is_launched(script: Script) -> bool:
 def _holds(condition: str, values: _Values) -> bool:
     """Return whether a condition of the tables surely holds."""
     try:
-        return bool(eval(condition, FUNCTIONS, values))      # of known.yaml, and of nothing else
+        return bool(_value(ast.parse(condition, mode="eval").body, values))
     except (_NotKnown, *WRONG):
         return False
+
+
+def _value(node: ast.expr, values: _Values) -> Any:
+    """Return the value of a condition, or of a part of one, of the few kinds of expression that the tables have."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return FUNCTIONS[node.id] if node.id in FUNCTIONS else values[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item, values) for item in node.elts]
+    if isinstance(node, ast.IfExp):
+        return _value(node.body if _value(node.test, values) else node.orelse, values)
+    if isinstance(node, ast.BoolOp):
+        for item in node.values:
+            found = _value(item, values)
+            if bool(found) == isinstance(node.op, ast.Or):
+                break
+        return found
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return not _value(node.operand, values)
+    if isinstance(node, ast.BinOp):
+        return apply_operator(type(node.op).__name__, _value(node.left, values), _value(node.right, values))
+    if isinstance(node, ast.Compare):
+        sides = [_value(side, values) for side in (node.left, *node.comparators)]
+        return all(apply_operator(type(sign).__name__, *pair) for sign, pair in zip(node.ops, pairwise(sides), strict=True))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return FUNCTIONS[node.func.id](*(_value(item, values) for item in node.args))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+        return str(_value(node.func.value, values)).split()
+    raise NotImplementedError(f"the tables of known.yaml have no {type(node).__name__}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from powertrain.audit.command_lines import is_option, of_hydra, read_by_argparse
 from powertrain.audit.commands import STARTERS, commands, project_files, shown, started_lines, text_of
-from powertrain.audit.configs import read_marked
+from powertrain.audit.configs import SUFFIXES, read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.calls import of_library
@@ -31,7 +31,6 @@ OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 OF_HANDBOOK = "H4ArgumentParser"             # of the alignment handbook, made from HfArgumentParser
 ONCE = frozenset(known("removed_arguments")) - {"tokenizer", "max_seq_length"}       # what other classes may have too
 INTO_CLASSES = ("transformers.HfArgumentParser", "trl.TrlParser")
-CONFIGS = (".yaml", ".yml", ".json")
 LIKELY = 4                                   # keys that a script takes for each that it does not: a config that is its own
 OF_CONFIGS = ("--config", "--config_file", "--config-file", "--config_path", "--deepspeed", "--deepspeed_config", "--ds_config")
 MAKING = (">", "cp ", "mv ", "ln ", "tee ", "wget", "curl", "accelerate config", "make ")      # of commands that write a file
@@ -145,7 +144,7 @@ def configs_of(script: Script) -> Iterator[tuple[Path, bool]]:
                and isinstance(node.value, ast.Name) and script.origin(node.value) is None}      # args.config, not os.path
     files = [(word, Path(command.place.file).parent) for command in commands(script)
              for before, word in zip(("", *command.words), command.words, strict=False)
-             if word.endswith(CONFIGS) and before in {"", "--config", *options}]
+             if word.endswith(SUFFIXES) and before in {"", "--config", *options}]
     files += [(str(item.value), own) for call in reads
               for item in (*call.args, *(each.value for each in call.keywords)) if isinstance(item, ast.Constant)]
     for word, folder in files:
@@ -153,7 +152,7 @@ def configs_of(script: Script) -> Iterator[tuple[Path, bool]]:
         there = [file for file in (root / word, folder / word) if file.is_file()]
         yield from ((file, True) for file in there or named)
     if reads and not files:
-        yield from ((file, False) for file in project_files(script) if file.suffix in CONFIGS[:2])
+        yield from ((file, False) for file in project_files(script) if file.suffix in SUFFIXES[:2])
 
 
 @code_rule
@@ -166,7 +165,7 @@ def file_missing(script: Script, subject: Subject, where: Circumstances) -> Find
         for word, after in pairwise((*command.starter, *command.words, "")):
             option, _, joined = word.partition("=")
             name = joined or after
-            plain = name.endswith(CONFIGS) and not name.startswith("/") and not any(
+            plain = name.endswith(SUFFIXES) and not name.startswith("/") and not any(
                 sign in name.lower() for sign in (*"${}<>*~%:", *PLACEHOLDERS))
             if option in OF_CONFIGS and plain and not any((folder / name).is_file() for folder in folders) and not _is_made(
                     script, Path(name).name):

@@ -16,11 +16,6 @@ PARTS = ("module", "model", "forward", "transformer", "encoder", "decoder", "bac
 HANDING_ON = ("enumerate", "tqdm", "iter", "trange", "cycle", "islice", "DataLoader", "prepare", "prepare_data_loader")
 RANKED = ("rank", "world", "shard", "replica", "process")
 SHARING = (*RANKED, "split", "worker", "random", "shuffle", "partition", "sampler", "seed")
-SEEDING = ("torch.manual_seed", "torch.random.manual_seed", "numpy.random.seed", "random.seed", ".set_seed", "set_seed",
-           "transformers.set_seed", "accelerate.utils.set_seed", "seed_everything", ".seed_everything")
-DRAWING = {"torch.randint": "torch", "torch.randperm": "torch", "numpy.random.randint": "numpy", "random.randint": "random",
-           "numpy.random.choice": "numpy", "random.sample": "random"}
-DRAWN = ("batch", "sample_data")             # in names of functions that draw a batch
 EXCHANGING = ("reduce", "gather", "broadcast", "should_stop", "check_trigger")
 
 
@@ -73,20 +68,6 @@ def same_batches(script: Script, subject: Subject, where: Circumstances) -> Find
             told += " ".join(last_name(node) for node in handed).lower()
             if not any(word in told for word in SHARING):
                 yield found("critical", loop.iter if isinstance(loop, ast.For) else loop, read[0], wrapped, only=WITH_SEVERAL)
-    seeds = list(script.calls(*SEEDING))
-    told = " ".join(last_name(node) + str(getattr(node, "value", "")) for seed in seeds for node in script.behind(*seed.args))
-    if not seeds or prepared or any(word in told.lower() for word in RANKED) or any(
-            "Sampler" in last_name(call.func) for call in script.every(ast.Call)):
-        return
-    for step in training_steps(script):
-        drawn = next((call for call in step.named(*DRAWING) if argument(call.node, "generator") is None and any(
-            word in getattr(script.function(call.node), "name", "") for word in DRAWN)), None)
-        seeded = next((seed for seed in seeds if drawn is not None and (
-            "seed_every" in script.name(seed) or "set_seed" in script.name(seed)
-            or script.name(seed).startswith(DRAWING[script.name(drawn.node)]))), None)
-        if drawn is not None and seeded is not None and not any(
-                word in script.words(script.function(drawn.node) or drawn.node).lower() for word in RANKED):
-            yield found("critical", drawn.node, seeded, wrapped, case="seed", only=WITH_SEVERAL)
 
 
 def origins_of_data(script: Script, node: ast.expr, deep: int = 6) -> list[ast.Call]:
