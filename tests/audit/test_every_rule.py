@@ -23,7 +23,7 @@ from powertrain.audit.rules import RULES
 from powertrain.audit.rules.base import wording
 
 AT_LEAST = 40
-# of several files: test_projects.py, test_commands.py, test_paths.py, test_running_rules.py, test_trl_rules.py,
+# of several files: test_projects.py, test_launched_by_commands.py, test_paths.py, test_running_rules.py, test_trl_rules.py,
 # test_tool_configs.py
 OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused", "config_refused", "file_missing",
                 "packages_unlisted", "column_not_there", "answers_alone", "rank_under_other_name",
