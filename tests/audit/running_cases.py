@@ -20,6 +20,7 @@ TRAINED = ARGUMENTS + MAPPED + "Trainer(model=model, args=args, train_dataset=ro
 FIRST = "    if dist.get_rank() == 0:\n        print(loss)\n{waits}dist.barrier()\n"
 ADDED = HEAD + HF + TOKENIZER + "tokenizer.add_special_tokens({'pad_token': '[PAD]'})\n"
 SPREAD = "model = AutoModelForCausalLM.from_pretrained('gpt2', device_map={where})\nTrainer(model, args).train()\n"
+OF_ONE_LAYER = "model = nn.Linear(8, 8)\n"
 LOADED = "model = AutoModelForCausalLM.from_pretrained('gpt2', dtype={dtype})\n"
 TALKED = "ids = tokenizer.apply_chat_template(talk, return_tensors='pt'{more})\nprint(model.generate(input_ids=ids))\n"
 SIZED = ("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--size', default=8{more})\n"
@@ -87,8 +88,8 @@ RUNNING_CASES: dict[str, tuple[str, str]] = {
                                HEAD + LORA + HF + WRAPPED + "model.print_trainable_parameters()\n" + ARGUMENTS),
     "tokens_beyond_embeddings": (ADDED + ARGUMENTS, ADDED + "model.resize_token_embeddings(len(tokenizer))\n" + ARGUMENTS),
     "stopping_without_score": (HEAD + STOPPED.format(more=""), HEAD + STOPPED.format(more=", load_best_model_at_end=True")),
-    "adam_in_fp16": (loop(*PLAIN, before=LOADED.format(dtype="torch.float16")),
-                     loop(*PLAIN, before=LOADED.format(dtype="torch.float16")).replace("lr=3e-4", "lr=3e-4, eps=1e-6")),
+    "adam_in_fp16": (loop(*PLAIN).replace(OF_ONE_LAYER, LOADED.format(dtype="torch.float16")),
+                     loop(*PLAIN).replace(OF_ONE_LAYER, LOADED.format(dtype="torch.float16")).replace("lr=3e-4", "eps=1e-6")),
     "one_process_waits": (loop(*PLAIN, before=PARALLEL, after=FIRST.format(waits="        ")),
                           loop(*PLAIN, before=PARALLEL, after=FIRST.format(waits="    "))),
     "rows_of_unequal_length": (

@@ -121,7 +121,7 @@ def test_findings_say_whether_options_make_them(tmp_path: Path) -> None:
     text = text.replace("'--halved', action='store_true'", "'--halved', action='store_false'").replace(
         "'--packed', action='store_true'", "'--packed', action='store_false'")
     made = findings(tmp_path, "both_half_precisions", text, run_sh=command)
-    assert [each.when for each in made] == ["started without the options that the project gives it"]
+    assert [each.when for each in made] == ["started with other options than the project gives it"]
     assert [each.when for each in findings(tmp_path, "both_half_precisions", text, run_sh="")] == [""]
 
 

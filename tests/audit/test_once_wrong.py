@@ -87,6 +87,15 @@ PREFIXES = ("from peft import PrefixTuningConfig, get_peft_model\n"
             "model = get_peft_model(model, PrefixTuningConfig(task_type='CAUSAL_LM'))\n")
 LOADED = "\nfrom transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{path}')\n"
 IN_FP32 = PROGRAM_CASES["loop_in_fp32"][0]
+BY_KIND = ("def length(text):\n    if {asks}:\n        found = 1\n    else:\n        print('of no kind')\n    return found\n"
+           "print(length(read()))\n") + TRAINED
+SNAPSHOT = loop(*PLAIN, before="from dataclasses import asdict, dataclass\n@dataclass\nclass State:\n    weights: dict\n"
+                "    rest: tuple\n", after=(
+                    "    state = State(model.state_dict(), (optimizer.state_dict(), scheduler.state_dict(), epoch))\n"
+                    "    {then}\n"
+                "    torch.save(kept, 'last.pt')\n"))
+OF_HYDRA = ("import hydra\nfrom own import register\nregister()\n@hydra.main(config_path='conf', config_name='base')\n"
+            "def main(config):\n    hydra.utils.instantiate(config.trainer).fit(1)\nmain()\n")
 ONCE_WRONG = {
     "products in TF32": (
         "loop_in_fp32", IN_FP32, IN_FP32 + "torch.backends.cuda.matmul.allow_tf32 = True\n", {}),
@@ -125,6 +134,16 @@ ONCE_WRONG = {
     "packages that the script says": (
         "packages_unlisted", LISTED.format(said=""), LISTED.format(said="# pip install -U \\\n#   transformers wandb\n"),
         {"requirements.txt": "transformers\ntorch\naccelerate\ntrl\n"}),
+    "kinds of values that all callers give": (
+        "given_in_some_cases", HEAD + HF + BY_KIND.format(asks="text == 'short'"),
+        HEAD + HF + BY_KIND.format(asks="isinstance(text, str)"), {}),
+    "a snapshot of a dataclass": (
+        "checkpoint_cannot_resume", SNAPSHOT.format(then="kept = state.weights"), SNAPSHOT.format(then="kept = asdict(state)"),
+        {}),
+    "configs that code registers": (
+        "command_refused", OF_HYDRA, OF_HYDRA, {
+            "run.sh": "python train.py rate=1 model=gpt2\n", "conf/base.yaml": "rate: 1\n", "own.py": (
+                "def register():\n    from hydra.core.config_store import {OtherStore|ConfigStore}\n")}),
     "DeepSpeed's engine passes methods on": (
         "method_of_wrapped_model", WRAPPED, WRAPPED, {"run.sh": STARTED.format(config="a.yaml"),
                                                       "a.yaml": "distributed_type: {NO|DEEPSPEED}\n"}),

@@ -10,7 +10,7 @@ from audit_subjects import software
 from code_cases import ARGUMENTS, HEAD, HF, MADE, PARALLEL, PLAIN, TOKENIZER, loop
 from meaning_cases import MEANING_CASES
 from network_cases import NETWORK_CASES
-from running_cases import CALLED, FIRST, HELPER, NETWORK, PARSED, RUNNING_CASES
+from running_cases import CALLED, FIRST, HELPER, LOADED, NETWORK, OF_ONE_LAYER, PARSED, RUNNING_CASES
 
 from powertrain.audit.audit import read_subject
 from powertrain.audit.installed import LIBRARIES, defined, is_missing, lacks, parameters, release
@@ -66,6 +66,11 @@ ON_ONE = HEAD + "{first}model = AutoModelForCausalLM.from_pretrained('gpt2', dev
     "Trainer(model, args, train_dataset=rows).train()\n")
 IN_HALF = HEAD + "model = AutoModelForCausalLM.from_pretrained('gpt2', dtype=torch.bfloat16)\n{then}" + ARGUMENTS + (
     "Trainer(model, args, train_dataset=rows).train()\n")
+OWN_STEPS = HEAD + ("class Own:\n    def __init__(self, network):\n"
+                    "        self.optimizer = torch.optim.AdamW(network.parameters(), lr={rate})\n"
+                    "model = AutoModelForCausalLM.from_pretrained('gpt2', dtype=torch.{type}).to('cuda')\n{then}"
+                    "own = Own(model)\n"
+                    "for batch in rows:\n    loss = model(**batch).loss\n    loss.backward()\n    own.optimizer.step()\n")
 JUDGED = loop("model.eval()", *PLAIN, before="class Network(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
               "        self.layer = nn.{layer}\nmodel = Network()\n")
 RESUMED = HEAD + ("import argparse\ndef options():\n    return {options}\nargs = options()\n"
@@ -83,12 +88,24 @@ RESUMED = HEAD + ("import argparse\ndef options():\n    return {options}\nargs =
     ("half_weights_trained", IN_HALF, {"then": ""},
      {"then": "from peft import PeftModel\n"
               "model = PeftModel.from_pretrained(model, 'adapter', is_trainable=True)\n"}),
+    ("half_weights_trained", OWN_STEPS, {"rate": "1e-6", "type": "bfloat16", "then": ""},
+     {"rate": "1e-6", "type": "float32", "then": ""}),
+    ("half_weights_trained", OWN_STEPS, {"rate": "1e-3", "type": "float16", "then": ""},
+     {"rate": "1e-3", "type": "float16", "then": "model = model.float()\n"}),
     ("evaluation_mode_left_on", JUDGED, {"layer": "Dropout(0.1)"}, {"layer": "Linear(8, 8)"}),
     ("own_objects_refused", RESUMED, {"options": "argparse.ArgumentParser().parse_args()"}, {"options": "dict(width=8)"})])
 def test_what_readers_of_public_code_called_no_defect_is_none(rule: str, text: str, defect: dict[str, str],
                                                               none: dict[str, str], tmp_path: Path) -> None:
     assert len(said(rule, text.format(**defect), tmp_path)) == 1
     assert said(rule, text.format(**none), tmp_path) == []
+
+
+@pytest.mark.parametrize(("rate", "severity"), [("1e-6", "critical"), ("1e-5", "moderate")])
+def test_bf16_weights_stand_still_at_a_small_rate(rate: str, severity: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OWN_STEPS.format(rate=rate, type="bfloat16", then=""), encoding="utf-8")
+    made = BY_NAME["half_weights_trained"].find(read_subject(path), WITH_RELEASES)
+    assert [each.severity for each in made] == [severity]
 
 
 @pytest.mark.parametrize(("lines", "fires"), [
@@ -275,7 +292,7 @@ def test_a_name_that_is_only_added_to_has_no_value(first: str, lost: bool, tmp_p
 
 @pytest.mark.parametrize("right", ["model = model.float().cuda()\n", "model = model.to(dtype=torch.float32)\n"])
 def test_weights_that_are_made_wide_before_the_optimizer_may_be_loaded_in_fp16(right: str, tmp_path: Path) -> None:
-    loaded = loop(*PLAIN, before="model = AutoModelForCausalLM.from_pretrained('gpt2', dtype=torch.float16)\n{right}")
+    loaded = loop(*PLAIN).replace(OF_ONE_LAYER, LOADED.format(dtype="torch.float16") + "{right}")
     assert said("adam_in_fp16", loaded.replace("{right}", ""), tmp_path)
     assert said("adam_in_fp16", loaded.replace("{right}", right), tmp_path) == []
     head = loaded.replace("{right}", "head = nn.Linear(8, 2)\n").replace("AdamW(model.", "AdamW(head.")

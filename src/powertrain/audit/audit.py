@@ -17,7 +17,7 @@ from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 MOST_FILES = 500                             # of a folder: more is no project of one training
-WITHOUT_OPTIONS = "started without the options that the project gives it"
+WITH_OTHER_OPTIONS = "started with other options than the project gives it"
 NOTEBOOK = ".ipynb"
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
@@ -107,7 +107,7 @@ def _ask_each(subject: Subject, where: Circumstances) -> tuple[list[Finding], di
         commanded = other.script is not None and other.script.command is not None
         rules |= {*known("rules_on_what_lacks").split()} if commanded else set()         # which are not asked of a command
         found = [one if one.rule in rules or one.when or one.severity == "good" or one.rule not in told
-                 else replace(one, when=WITHOUT_OPTIONS if commanded else subject.launch) for one in found]
+                 else replace(one, when=WITH_OTHER_OPTIONS if commanded else subject.launch) for one in found]
         seen = {one.rule for one in found}
         found += [replace(one, when=one.when or other.launch) for one in theirs if one.rule not in seen]
     return found, depends

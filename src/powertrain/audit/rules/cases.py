@@ -23,7 +23,8 @@ def given_in_some_cases(script: Script, subject: Subject, where: Circumstances) 
         while len(ifs[-1].orelse) == 1 and isinstance(ifs[-1].orelse[0], ast.If):
             ifs.append(ifs[-1].orelse[0])
         others, asked = ifs[-1].orelse, {name for each in ifs for name in _asked(each.test)}
-        only_says = bool(others) and all(_only_says(each) for each in others) and not _is_settled(script, ifs, asked)
+        of_kinds = any(last_name(call.func) == "isinstance" for each in ifs for call in every(ast.Call, each.test))
+        only_says = bool(others) and all(map(_only_says, others)) and not of_kinds and not _is_settled(script, ifs, asked)
         switch = _switch(script, first.test) if not others else ""
         leaves = any(isinstance(each.body[-1], ast.Break | ast.Continue | ast.Return | ast.Raise) for each in ifs)
         if leaves or not (only_says or switch or (not others and _is_of_hardware(script, first))):

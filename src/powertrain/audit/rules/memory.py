@@ -20,6 +20,7 @@ from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import argument, every, hides_arguments, is_backward, last_name, names_in
+from powertrain.audit.values import Made
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
 from powertrain.cost.precision import GPU_SINCE, bf16_pays, fp16_pays, gain_of, shown, unit_of
 from powertrain.cost.work import recomputed_flops, training_flops
@@ -46,6 +47,7 @@ PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")     # accelerate's distributed types th
 SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 KEEPS_CHECKPOINTS_DTYPE = (5,)               # transformers: before, from_pretrained gave fp32 where no dtype was asked for
 CHECKPOINTS = known("checkpoints")
+TOO_SMALL_FOR_BF16 = 4e-6    # learning rate, below which weights above 0.002 stand still, which are nearly all
 SELDOM = 50                  # steps, beyond which the tens of milliseconds of an emptied cache are not felt
 
 
@@ -167,13 +169,25 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     """All weights are trained in bf16 or fp16, which rounds small updates away."""
-    dtype, key = loaded_dtype(subject, where)
-    script = subject.script
+    (dtype, key), script = loaded_dtype(subject, where), subject.script
     adapted = script is not None and script.has_call("peft.get_peft_model", "peft.PeftModel.from_pretrained")
-    if dtype in ("bf16", "fp16") and subject.method == "full" and not adapted and not _has_deepspeed(subject):
-        rate = subject.number("training.learning_rate") or None
-        yield found("moderate", key, type=dtype, rate=rate if dtype == "bf16" else None, weight=rate * 512 if rate else None,
-                    kept=key == "model.path")
+    full = subject.method == "full" or bool(_adams_of_loaded_weights(subject))
+    if dtype in ("bf16", "fp16") and full and not adapted and not _has_deepspeed(subject):
+        rate = subject.number("training.learning_rate") or subject.number("optimizer.lr") or None
+        still = dtype == "bf16" and 0 < (rate or 0) <= TOO_SMALL_FOR_BF16
+        yield found("critical" if still else "moderate", key, type=dtype, rate=rate if dtype == "bf16" else None,
+                    weight=rate * 512 if rate else None, kept=key == "model.path")
+
+
+def _adams_of_loaded_weights(subject: Subject) -> list[Made]:
+    """Return the torch Adams of the script's own loop that are given all weights as transformers has loaded them."""
+    script = subject.script
+    otherwise = ("lora", "fsdp", "FSDP", "float32", "load_in_")
+    if script is None or script.says(*otherwise) or script.has_call("accelerate.Accelerator"):
+        return []
+    given = [(made, made.argument(0, "params")) for made in subject.calls if made.name.startswith("torch.optim.Adam")]
+    return [made for made, weights in given if isinstance(weights, Made) and weights.last == "parameters" and isinstance(
+        weights.owner, Made) and weights.owner.last == "from_pretrained" and weights.owner.name.startswith("transformers.")]
 
 
 def _has_deepspeed(subject: Subject) -> bool:
@@ -185,32 +199,22 @@ def _has_deepspeed(subject: Subject) -> bool:
 
 
 def _starts_deepspeed(script: Script) -> bool:
-    started = (word for command in commands(script) for word in (*command.starter, *command.words))
-    return any(name in word.lower() for word in started for name in ("deepspeed", "zero"))
+    started = " ".join(word for command in commands(script) for word in (*command.starter, *command.words)).lower()
+    return "deepspeed" in started or "zero" in started
 
 
 @code_rule_once
 def adam_in_fp16(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Adam's epsilon is 0 in the type of the weights, fp16."""
-    said = script.says("deepspeed", "requires_grad", "lora", "quantization", "load_in_") or script.has_call(
-        "accelerate.Accelerator", "peft.get_peft_model", "torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
-    widened = {script.words(call.func.value) for call in script.calls(".float", ".to") if isinstance(call.func, ast.Attribute)
-               and (call.func.attr == "float" or "float32" in script.words(call))}
+    said = script.says("deepspeed", "requires_grad", "quantization") or script.has_call("peft.get_peft_model", *SCALERS)
     pure = subject.framework in TRAINERS and subject.method == "full" and not any(
         subject.is_unread(key) or subject.is_on(key) for key in (FP16, BF16))
     if pure and subject.weights_dtype == "fp16" and subject.effective("training.optim") == "adamw_torch" and _trains_all(
             script) and not subject.on("training.deepspeed") and not _starts_deepspeed(script):
         yield found("critical", "training.optim", "model.dtype")
-    if subject.weights_dtype != "fp16" or said or not script.training_loops:
-        return
-    for call in script.calls(*(f"torch.optim.{name}" for name in ("AdamW", "Adam", "adamw.AdamW", "adam.Adam"))):
-        given = argument(call, "params", 0)
-        weights = given.func if isinstance(given, ast.Call) else None
-        if not isinstance(weights, ast.Attribute) or weights.attr != "parameters" or script.words(weights.value) in widened:
-            continue
-        plain = not any(item.arg in ("fused", "eps", None) for item in call.keywords) and len(call.args) < 4
-        if plain and script.is_made_by(weights.value, "from_pretrained"):
-            yield found("critical", call, "model.dtype")
+    for made in _adams_of_loaded_weights(subject) if subject.weights_dtype == "fp16" and not said else ():
+        if not {"fused", "eps"} & set(made.named) and not made.open and len(made.positional) < 4:
+            yield found("critical", made.node, "model.dtype")
 
 
 @rule

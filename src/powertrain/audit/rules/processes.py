@@ -156,6 +156,8 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
                  and not any(word in script.words(node.func.value).lower() for word in ("tok", "processor", "config"))))]
     given = [call.args[0] if call.args else call for call in saves]
     given += [end for first in given for name in every(ast.Name, first) for end in origins(script, name)]
+    given += [value.args[0] for first in given for value in script.assigned(first)
+              if isinstance(value, ast.Call) and last_name(value.func) in ("asdict", "vars", "dict") and value.args]
     saved = " ".join(script.words(node) for first in given for node in (first, *script.assigned(first))).lower()
     if saves and "optim" not in saved:
         yield found("moderate", *saves[:3], case="weights")
