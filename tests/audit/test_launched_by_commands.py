@@ -9,11 +9,12 @@ import pytest
 
 from powertrain.audit.audit import audit, read_subject
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.records import Software
+from powertrain.records import Software, WrongUse
 from powertrain.records.findings import Finding
 
 TODAY = Circumstances(software=Software({"transformers": "5.23.0", "trl": "1.16.0", "torch": "2.13.0", "peft": "0.21.2"}, {}))
 HF = "from transformers import Trainer, TrainingArguments\n"
+TOLD_FACTORY = "stage: sft\nfinetuning_type: lora\nmodel_name_or_path: x\ndataset: alpaca\ntemplate: qwen\n"
 TRAIN = "Trainer(model, args).train()\n"
 PARSED = HF + ("import argparse\nparser = argparse.ArgumentParser()\n"
                "parser.add_argument('--lr', '-l', type=float, default=1e-3)\n"
@@ -210,3 +211,22 @@ def test_configs_that_cannot_be_read_are_left_out(told: bytes, tmp_path: Path) -
     wanted = text.replace("'told.yaml'", "parser.parse_args().config").replace(
         "import yaml", "import argparse, yaml\nparser = argparse.ArgumentParser()\nparser.add_argument('--config')")
     assert not subject_of(tmp_path, wanted).others
+
+
+STARTS = ("#!/bin/bash\nRATE=3e-4\n# python other.py\npython scripts/prepare.py\ncd src\n"
+          "torchrun --nproc_per_node 2 train.py rows --lr $RATE --sizes 1 2\n")
+
+
+def test_a_shell_script_is_read_as_the_training_that_it_starts(tmp_path: Path) -> None:
+    told = {"src__train.py": PARSED, "scripts__prepare.py": "print(1)\n", "other.py": PARSED, "jobs__started_sh": STARTS,
+            "a_sh": "python src/train.py rows --lr 1e-5\n", "b_sh": "python src/train.py rows --lr 2e-5\n",
+            "jobs__tool_sh": "llamafactory-cli train told.yaml\n", "told_yaml": TOLD_FACTORY, "empty_sh": "ls train.py\n"}
+    (tmp_path / ".git").mkdir()
+    subject_of(tmp_path, "print(1)\n", **told)
+    subject = read_subject(tmp_path / "jobs" / "started.sh")
+    assert subject.path.resolve() == tmp_path / "src" / "train.py"
+    assert [other.launch for other in subject.others][:1] == ["started as in jobs/started.sh:6"]
+    assert values(subject, "learning_rate") == [3e-4]
+    assert read_subject(tmp_path / "jobs" / "tool.sh").framework == "llamafactory"
+    with pytest.raises(WrongUse, match="starts no training script or config that is there"):
+        read_subject(tmp_path / "empty.sh")

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from powertrain.audit.commands import started_by
 from powertrain.audit.configs import SUFFIXES, read_config
 from powertrain.audit.edits import make_patch
 from powertrain.audit.parsing import notebook_code
@@ -18,7 +19,7 @@ from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 MOST_FILES = 500                             # of a folder: more is no project of one training
 WITH_OTHER_OPTIONS = "started with other options than the project gives it"
-NOTEBOOK = ".ipynb"
+NOTEBOOK, SHELL = ".ipynb", ".sh"
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
 
@@ -27,7 +28,7 @@ def read_subject(path: Path, root: Path | None = None) -> Subject:
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name one of its files, or audit the folder to have each read by itself")
     if not path.exists():
-        raise WrongUse(f"{path} does not exist; give the path of a training script (.py, .ipynb) or a config (.yaml, .json)")
+        raise WrongUse(f"{path} does not exist; give the path of a training script (.py, .ipynb, .sh) or config (.yaml, .json)")
     if not path.is_file():
         raise WrongUse(f"{path} is no regular file, and is not opened; give the path of a script or config")
     try:
@@ -44,9 +45,22 @@ def _read(path: Path, root: Path | None) -> Subject:
         return subject
     if path.suffix == NOTEBOOK:
         return read_script(path, notebook_code(path), root)
+    if path.suffix == SHELL:
+        return _read_started(path, root)
     if path.suffix not in SUFFIXES:
-        raise WrongUse(f"{path} is neither a script (.py), a notebook ({NOTEBOOK}) nor a config ({', '.join(SUFFIXES)})")
+        raise WrongUse(f"{path} is neither a script (.py), a notebook ({NOTEBOOK}), a shell script ({SHELL}) that starts one, "
+                       f"nor a config ({', '.join(SUFFIXES)})")
     return read_config(path)
+
+
+def _read_started(shell: Path, root: Path | None) -> Subject:
+    """Return the subject of the first script or config that trains, of those that a shell script starts."""
+    for file in started_by(shell):
+        with suppress(WrongUse):
+            subject = read_script(file, root=root, shell=shell) if file.suffix == ".py" else read_config(file)
+            if subject.framework != "unknown":
+                return subject
+    raise WrongUse(f"{shell} starts no training script or config that is there; name the file that trains")
 
 
 def files_in(path: Path) -> list[Path]:

@@ -14,11 +14,13 @@ from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 
-from powertrain.audit.project import walked
+from powertrain.audit.configs import SUFFIXES
+from powertrain.audit.project import root_of, walked
 from powertrain.audit.script import Command, Script
 from powertrain.records.findings import Place
 
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
+TOOLS = ("llamafactory-cli", "axolotl", "tune")          # which a config tells all
 ENDS = (";", "&&", "||", "|", "&", "#", ">", "2>", "1>", "`")        # beginnings of words behind which another command stands
 TELLING = (".sh", ".bat", ".md", ".ipynb")
 SET = re.compile(r"(?:export +|set +)?([A-Za-z_]\w*)(?: *[:?]?= +|[?:]?=)([^#]*)")
@@ -100,6 +102,19 @@ def _variables(lines: list[str]) -> dict[str, str]:
             plain = value[1:-1] if value[:1] == value[-1:] and value[:1] in ("'", '"') else value
             found.setdefault(name, []).append(plain)
     return {name: values[0] for name, values in found.items() if len(values) == 1 and not UNKNOWN.search(values[0])}
+
+
+def started_by(shell: Path) -> Iterator[Path]:
+    """Yield the scripts that a shell script gives to Python, then the configs that it gives to a tool that configs tell all."""
+    lines, own = text_of(shell).splitlines(), shell.resolve()
+    set_once = _variables(lines)
+    filled = [VARIABLE.sub(lambda found: set_once.get(found[1] or found[2], found[0]), text) for _, text in _statements(lines)]
+    words = [[word.strip("'\"") for word in text.split()] for text in filled if not text.lstrip().startswith("#")]
+    above = [folder for folder in own.parents if folder.is_relative_to(root_of(own))]
+    folders = [*(folder / line[1] for folder in above for line in words if line[:1] == ["cd"] and len(line) > 1), *above]
+    for starters, suffixes in ((STARTERS, (".py",)), (TOOLS, SUFFIXES)):
+        for word in (word for line in words if any(each.startswith(starters) for each in line) for word in line):
+            yield from islice((folder / word for folder in folders if word.endswith(suffixes) and (folder / word).is_file()), 1)
 
 
 @lru_cache(maxsize=2)

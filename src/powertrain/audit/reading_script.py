@@ -201,9 +201,12 @@ def times(made: Made) -> Any:
     return given[0] if len(given) == 1 else given[1] - given[0]
 
 
-def read_script(path: Path, text: str | None = None, root: Path | None = None) -> Subject:
-    """Return the settings of a Python script, or of another text in its place. Raises WrongUse where it cannot be parsed."""
-    script = load(path, text, root)
+def read_script(path: Path, text: str | None = None, root: Path | None = None, shell: Path | None = None) -> Subject:
+    """Return the settings of a Python script, or of another text in its place. Raises WrongUse where it cannot be parsed.
+
+    `shell` is the shell script that is audited: it starts this one, and its commands are followed first.
+    """
+    script = replace(load(path, text, root), shell=shell)
     made: list[Subject] = []
     ways = [*launches(script)]
     seen = [follow(one) for _, one in ways]

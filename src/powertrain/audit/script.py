@@ -91,6 +91,7 @@ class Script:
     project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
     root: Path | None = None                 # the project's folder
     launch: Mapping[str, str] | None = None  # the launcher's variables, of the launch that is looked at; None: not known
+    shell: Path | None = None                # the shell script that starts it, where that is audited
     command: Command | None = None           # the command that is looked at; None: without options
     unused: frozenset[ast.AST] = frozenset()         # statements that the defaults of all settings never reach
     dead: frozenset[ast.AST] = frozenset()   # statements that this launch never reaches, and another one does

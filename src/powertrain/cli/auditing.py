@@ -250,11 +250,11 @@ def _say_patched(found: Audit, patch: Patch, written: Path, *, aside: bool) -> N
 
 def _convert(path: Path, out: Path | None, *, as_json: bool) -> int:
     """Write the equivalent recipe to stdout or to `out`, with the account of every key; return the exit code."""
-    from powertrain.audit.configs import why_recognised
+    from powertrain.audit.configs import SUFFIXES, why_recognised
     from powertrain.audit.conversion import account_json, recipe_yaml
 
     conversion = _converted(path)
-    kind = "a training script" if path.suffix in (".py", ".ipynb") else why_recognised(path)
+    kind = why_recognised(path) if path.suffix in SUFFIXES else "a training script"
     text = redacted(recipe_yaml(conversion, kind))
     if out is not None:
         if out.exists():
