@@ -227,6 +227,6 @@ def test_a_shell_script_is_read_as_the_training_that_it_starts(tmp_path: Path) -
     assert subject.path.resolve() == tmp_path / "src" / "train.py"
     assert [other.launch for other in subject.others][:1] == ["started as in jobs/started.sh:6"]
     assert values(subject, "learning_rate") == [3e-4]
-    assert read_subject(tmp_path / "jobs" / "tool.sh").framework == "llamafactory"
+    assert read_subject(tmp_path / "jobs" / "tool.sh").framework == "llama-factory"
     with pytest.raises(WrongUse, match="starts no training script or config that is there"):
         read_subject(tmp_path / "empty.sh")

@@ -122,7 +122,9 @@ def commands(script: Script) -> tuple[Command, ...]:
     """Return the commands of the project that start the script."""
     root, own = (script.root or script.path.parent).resolve(), script.path.resolve()
     only_one = sum(file.name == own.name for file in project_files(script)) == 1
-    found = (_command(line, own, only_one or own.parent in (line.file.parent, root)) for line in started_lines(script))
+    shell = script.shell.resolve() if script.shell is not None else None
+    lines = sorted(started_lines(script), key=lambda line: line.file != shell)           # the commands asked for come first
+    found = (_command(line, own, only_one or line.file == shell or own.parent in (line.file.parent, root)) for line in lines)
     return tuple(command for command in found if command is not None)
 
 

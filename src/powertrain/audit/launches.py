@@ -28,9 +28,7 @@ def launches(script: Script) -> Iterator[tuple[str, Script]]:
         yield from ((said, replace(script, launch=launch)) for said, launch in ((WITHOUT, ALONE), (WITH, TORCHRUN)))
     else:
         yield "", script
-    own = script.shell.resolve() if script.shell is not None else None
-    asked = sorted(commands(script), key=lambda command: Path(command.place.file).resolve() != own)
-    told = {command.words: command for command in reversed(asked) if command.words}
+    told = {command.words: command for command in reversed(commands(script)) if command.words}
     started = [*reversed(told.values())] or [*_with_config(script)]
     for command in started[:MOST]:
         spread = any(word.rpartition("/")[2].startswith(SPREADING) for word in command.starter)
