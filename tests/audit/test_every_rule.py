@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from code_cases import CASES
+from handing_cases import HANDING_CASES
 from library_cases import LIBRARY_CASES
 from meaning_cases import MEANING_CASES
 from network_cases import NETWORK_CASES
@@ -40,7 +41,7 @@ KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "d
 def test_every_rule_has_a_firing_case_and_a_near_miss() -> None:
     assert sorted(rule.name for rule in RULES) == sorted([
         *CASES, *SETTING_CASES, *PROGRAM_CASES, *RUNNING_CASES, *NETWORK_CASES, *MEANING_CASES, *TRL_CASES, *REFUSAL_CASES,
-        *LIBRARY_CASES, *OF_A_PROJECT])
+        *LIBRARY_CASES, *HANDING_CASES, *OF_A_PROJECT])
 
 
 def test_there_are_at_least_forty_rules() -> None:

@@ -20,7 +20,8 @@ from powertrain.audit.parsing import imports, parsed, parsed_in_part, read_text
 from powertrain.audit.script import Module, Script
 from powertrain.records import WrongUse
 
-MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml", "README.md", "LICENSE")
+MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml")
+WEAK_MARKS = ("README.md", "LICENSE")        # which a folder within a project has too
 HIGHEST = 4                                  # folders above the script in which a mark is looked for
 MOST_MODULES = 40
 MOST_BYTES = 1 << 20                         # of all modules together
@@ -33,7 +34,7 @@ def root_of(path: Path) -> Path:
     """Return the folder of the script's project: the nearest above it that a project's files mark, else the script's own."""
     folder = path.resolve().parent
     above = [folder, *folder.parents][:HIGHEST]
-    return next((each for each in above if any((each / mark).exists() for mark in MARKS)), folder)
+    return next((one for marks in (MARKS, WEAK_MARKS) for one in above if any((one / mark).exists() for mark in marks)), folder)
 
 
 def walked(folder: Path) -> Iterator[list[Path]]:

@@ -10,6 +10,7 @@ from powertrain.audit.rules import (
     data,
     fitting,
     good,
+    handed_on,
     labels,
     launching,
     learning,
@@ -37,4 +38,4 @@ from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, calls, program, running, attributes, command_line, configured, labels, optimizer, memory, data, loop,
                  model, processes, launching, values, cases, columns, own_code, network, learning, trl, starting, paths,
-                 together, meaning, tools, refusals, fitting, overrides, good)
+                 together, meaning, tools, refusals, fitting, overrides, handed_on, good)

@@ -6,6 +6,7 @@ from itertools import chain
 
 from powertrain.audit.edits import Edits, removed, with_text
 from powertrain.audit.installed import in_force
+from powertrain.audit.origins import origins
 from powertrain.audit.reading_calls import WITHOUT_PADDING
 from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, rule
 from powertrain.audit.scopes import run_nodes
@@ -206,15 +207,22 @@ def _ignores_padding(script: Script, node: ast.AST) -> bool:
 def padding_trained(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The labels are a copy of padded tokens, so the loss counts padding like text."""
     padding = subject.settings.get(PADDING)
-    if padding is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
+    copied = [node for node in script.nodes if is_copied(script, node) or _gives(script, node)]
+    if padding is None and subject.is_unread(PADDING):       # several tokenisers, of which one pads what is copied
+        copied = [node for node in copied if _padding_of(script, node)]
+        padding = next((script.setting(item, "max_length") for node in copied if (item := _padding_of(script, node))), None)
+    if padding is None or not copied or padding.value not in (*TO_THE_LONGEST, "max_length"):
         return
     alone = padding.value in TO_THE_LONGEST and subject.examples_per_pass == 1
-    if alone or is_masked(script) or script.has_call(*OWN_LABELS):
-        return
-    copied = next((node for node in script.nodes if is_copied(script, node) or _gives(script, node)), None)
-    if copied is not None:
+    if not alone and not is_masked(script) and not script.has_call(*OWN_LABELS):
         mostly = padding.value == "max_length"
-        yield found("critical" if mostly else "moderate", copied, padding, ends=subject.value(PAD) == "eos_token")
+        yield found("critical" if mostly else "moderate", copied[0], padding, ends=subject.value(PAD) == "eos_token")
+
+
+def _padding_of(script: Script, node: ast.AST) -> ast.keyword | None:
+    """Return `padding="max_length"` of the call that gives the tokens of which the labels are a copy."""
+    return next((one for key, value in given_to(node) if key == "labels" for name in every(ast.Name, value) for end in origins(
+        script, name) if isinstance(end, ast.Call) for one in end.keywords if ast.unparse(one) == "padding='max_length'"), None)
 
 
 def _gives(script: Script, node: ast.AST) -> bool:

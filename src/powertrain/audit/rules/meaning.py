@@ -18,6 +18,7 @@ from powertrain.audit.syntax import (
     hides_arguments,
     is_constant,
     last_name,
+    names_in,
     owner_of,
 )
 
@@ -187,15 +188,27 @@ def chances_of_next_token(script: Script, subject: Subject, where: Circumstances
         tokens = owner_of(index) if isinstance(index, ast.Call) and last_name(index.func) == "unsqueeze" else None
         if table is None or not isinstance(tokens, ast.Name) or not script.training_loops:
             continue
-        chain = [*script.reached(*(ast.Expr(each) for each in _made_of(script, table)))]
-        passes = [each for each in chain if isinstance(each, ast.Call) and tokens.id in [
-            last_name(item) for item in (*each.args, argument(each, "input_ids")) if item is not None]]
-        softens = any(last_name(each.func) == "log_softmax" for each in chain if isinstance(each, ast.Call))
-        near = [*chain, *ast.walk(script.statement(call)), *_made_of(script, tokens)]
-        moves = any((isinstance(each, ast.Slice) and (each.lower or each.upper)) or "shift" in last_name(each) or last_name(
-            each) in ("roll", "narrow") for top in near for each in ast.walk(top))
-        if passes and softens and not moves:
-            yield found("critical", call, passes[0], tokens=tokens.id)
+        for ends, ids in _ways_in(script, tokens, _made_of(script, table)):
+            chain = [*script.reached(*map(ast.Expr, ends))]
+            passes = [each for each in chain if isinstance(each, ast.Call) and any(
+                last_name(item) == ids.id for item in (*each.args, argument(each, "input_ids")) if item is not None)]
+            near = [*chain, script.statement(call), *_made_of(script, tokens), *_made_of(script, ids)]
+            moves = any((isinstance(each, ast.Slice) and (each.lower or each.upper)) or "shift" in last_name(each) or last_name(
+                each) in ("roll", "narrow") for top in near for each in ast.walk(top))
+            if passes and not moves and any(last_name(each) == "log_softmax" for each in chain):
+                yield found("critical", call, passes[0], tokens=tokens.id)
+
+
+def _ways_in(script: Script, tokens: ast.Name, made: list[ast.expr]) -> Iterator[tuple[list[ast.expr], ast.Name]]:
+    """Yield what scores come from, and the tokens: of the function itself, or of each call that hands it both."""
+    yield made, tokens
+    function = script.function(tokens)
+    order = [item.arg for item in function.args.args if item.arg != "self"] if function is not None else []
+    for call in script.callers(function) if tokens.id in order and _made_of(script, tokens) == [tokens] else ():
+        given = {name: value for place, name in enumerate(order) if (value := argument(call, name, place)) is not None}
+        if isinstance(ids := given.pop(tokens.id, None), ast.Name):
+            names = {*given} & {name for end in made for name in names_in(end)}
+            yield [*made, *(end for name in names for end in _made_of(script, given[name]))], ids
 
 
 def _made_of(script: Script, node: ast.expr) -> list[ast.expr]:

@@ -159,11 +159,12 @@ def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstanc
             continue
         around = script.parents[node]
         call = around if isinstance(around, ast.Call) and around.func is node else None
-        if call is None and (own is None or is_tried(script, node)):
+        on_tpu = any("TPU" in script.words(test.test) for test in script.conditions(node))          # with another wrapper
+        if on_tpu or (call is None and (own is None or is_tried(script, node))):
             continue                                     # what is no method may be anything that torch gives its wrapper
         function = script.function(node)
         wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, wrappings, node, owner)
-        if wrapping is not None and not _unwraps(script, function or script.tree, owner.id):
+        if wrapping is not None and not _unwraps(function or script.tree, owner):
             yield found(severity, call or node, wrapping, method=node.attr, name=owner.id)
 
 
@@ -199,11 +200,11 @@ def _takes_the_wrapped(call: ast.Call, statement: ast.AST) -> set[str]:
     return {name for name in names if "model" in name} if last_name(call.func) == "prepare" else names
 
 
-def _unwraps(script: Script, within: ast.AST, name: str) -> bool:
-    """Return whether the code around takes the model out of its wrapper, or asks whether it is in one."""
-    return any((isinstance(node, ast.Attribute) and node.attr == "module" and getattr(node.value, "id", "") == name)
+def _unwraps(within: ast.AST, owner: ast.Name) -> bool:
+    """Return whether the code up to here takes the model out of its wrapper, or asks whether it is in one."""
+    return any((isinstance(node, ast.Attribute) and node.attr == "module" and getattr(node.value, "id", "") == owner.id)
                or (isinstance(node, ast.Call) and (last_name(node.func) == "hasattr" or "unwrap" in last_name(node.func)))
-               for node in ast.walk(within))
+               for node in ast.walk(within) if getattr(node, "lineno", 0) <= owner.lineno)
 
 
 @code_rule
