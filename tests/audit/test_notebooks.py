@@ -51,8 +51,9 @@ LOOP = ("import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataL
 @pytest.mark.parametrize("cell", [
     'print("loss %.3f"\n      % loss.detach())', "!pip install torch \\\n    transformers\nx = 1",
     "files = !ls\nhere = %pwd\nmodel?\n"
-    "?nn.Linear\nnn.Linear??\nif files: !mkdir x\nx = 1; !ls\npip list", "await f()", "    x = 1\n    y = 2",
-    "from __future__ import annotations", "%time net = nn.Linear(3, 3)\nprint(net)", "%%capture cap\nx = 1", "print(cap)",
+    "?nn.Linear\nnn.Linear??\nif files: !mkdir x\nx = 1; !ls\npip list", "await torch.f()", "    x = 1\n    y = 2",
+    "from __future__ import annotations", "%time net = nn.Linear(3, 3)\nprint(net)", "%%capture cap\nx = 1",
+    "%%capture --no-stderr cap\nprint(cap)",
     "%%wandb\nq = 1", "# note\n\n%%bash\nls -l", "x = (1,", "try:\n    z = 1", "from utils import helper", "%run other.ipynb"])
 def test_what_ipython_runs_ends_no_notebook(path: Path, cell: str) -> None:
     path.write_text(json.dumps(notebook(LOOP, cell, "print(opt)"), indent=1), encoding="utf-8")

@@ -26,7 +26,7 @@ TELLING = (".sh", ".bat", ".md", ".ipynb")
 SET = re.compile(r"(?:export +|set +)?([A-Za-z_]\w*)(?: *[:?]?= +|[?:]?=)([^#]*)")
 LOOP = re.compile(r"\s*(?:for|read)\s+(\w+)\b")
 VARIABLE = re.compile(r"\$(?:(\w+)|[({](\w+)[)}])")
-INLINE = re.compile(r".*?`((?:[A-Z_]+=\S+ +)*(?:python3?|torchrun|accelerate|deepspeed) [^`]+)`.*")     # code in a sentence
+INLINE = re.compile(r".*?`[>$ ]*((?:[A-Z_]+=\S+ +)*(?:python3?|torchrun|accelerate|deepspeed) [^`]+)`.*")   # in a sentence
 UNKNOWN = re.compile(r"[$`()*]")
 MOST_FOLDERS, MOST_BYTES = 1000, 200_000     # of a project, and of a shell script
 

@@ -108,9 +108,9 @@ def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]
             for place, item in enumerate(target.elts)]
 
 
-def is_led_to_by(script: Script, call: ast.Call, statements: Collection[ast.AST]) -> bool:
+def is_led_to_by(script: Script, call: ast.AST, statements: Collection[ast.AST]) -> bool:
     """Return whether a call stands below some statements, or in a function that is only called from there."""
-    if any(around in statements for around in script.ancestors(call)):
+    if any(around in statements for around in (call, *script.ancestors(call))):
         return True
     function = script.function(call)
     callers = [each for each in every(ast.Call, script.tree) if script.called(each) is function] if function is not None else []

@@ -22,6 +22,8 @@ OTHER_CELL = re.compile(r"(\s*(#[^\n]*)?\n)*\s*%%(bash|sh|script|html|javascript
 MAGICS = tuple((re.compile(pattern, re.MULTILINE), instead) for pattern, instead in (
     (r"^([ \t]*)%(?:time|timeit|prun)[ \t]+(?=[A-Za-z_])", r"\1"), (r"^([ \t]*[\w, ]+=[ \t]*)[!%](?:[^\n]*\\\n)*[^\n]*",
                                                                 r"\1get_ipython()"),
+    (r"^%%capture[ \t]+(?:-\S+[ \t]+)*(\w+)[ \t]*$", r"\1 = get_ipython()"),
+    (r"^([ \t]*)%(run|store|load|pylab)\b[^\n]*", r"\1pass  # run_line_magic('\2', which may give names"),
     (r"^([ \t]*)(?:[!%?]|pip3? |conda )(?:[^\n]*\\\n)*[^\n]*", r"\1pass"), (r"^([ \t]*)[\w.]+\?{1,2}[ \t]*$", r"\1pass"),
     (r"([:;])[ \t]*![^\n]*$", r"\1 pass")))
 CELL = re.compile(r'\s*"cell_type":\s*"(\w+)"')

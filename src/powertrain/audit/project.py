@@ -14,6 +14,7 @@ import ast
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from powertrain.audit.parsing import imports, parsed, parsed_in_part, read_text
@@ -138,7 +139,7 @@ class _Reading:
         `quiet`: the name may be no module at all, so nothing is said where it leaves the folder.
         """
         above = [each for each in self.script.resolve().parents if each.is_relative_to(self.root)]
-        bases = [path.parent, *above, self.root, self.root / "src"]
+        bases = [path.parent, *above, self.root, self.root / "src", *self.packages]
         if not level and name.partition(".")[0] in LIBRARIES:
             return []
         if level:
@@ -154,6 +155,11 @@ class _Reading:
             if found and all(self._is_inside(each, path, name) for each in found):
                 return found
         return []
+
+    @cached_property
+    def packages(self) -> list[Path]:
+        """Return the folders of the project that can be installed, each of which may have a package of its own name."""
+        return sorted({file.parent for name in ("setup.py", "pyproject.toml") for file in self.root.glob(f"*/{name}")})
 
     def _is_inside(self, found: Path, path: Path, name: str) -> bool:
         inside = found.resolve().is_relative_to(self.root)

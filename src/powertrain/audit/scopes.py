@@ -14,7 +14,7 @@ from powertrain.audit.syntax import FunctionNode, Loop, every, inside, last_name
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 NOTEBOOK = ("_In[", "# In[", "# %%", "get_ipython")         # what an exported notebook has: its cells may run in any order
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__package__", "__spec__", "__path__", "get_ipython",
-                                    "display"}
+                                    "display", "_", "In", "Out"}
 KEPT = 64                    # files of which it is known what they bind: several rules ask
 OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
 Chain = tuple[ast.AST, ...]                  # the scopes around a node, the module first
@@ -169,11 +169,19 @@ def means(script: Script, name: ast.Name, node: FunctionNode | ast.ClassDef) -> 
     origin, module = script.origin(name), script.module(node)
     if isinstance(script.parents.get(node), ast.ClassDef):
         return False
-    if origin is None:
+    if origin is None or (module is script.module(name) and _hides(script, node)):
         return module is script.module(name)
     parts = origin.split(".")
     return module is not None and len(parts) > 1 and parts[-1] == node.name and parts[-2] in (
         module.file.stem, module.file.parent.name)
+
+
+def _hides(script: Script, node: FunctionNode | ast.ClassDef) -> bool:
+    """Return whether a definition takes the place of what its file has imported above under the same name."""
+    above = script.module(node)
+    tree = above.tree if above is not None else script.tree
+    imports = [each for each in every(ast.stmt, tree) if node.name in bound_by(each)]
+    return node in tree.body and bool(imports) and all(each in tree.body and each.lineno < node.lineno for each in imports)
 
 
 @lru_cache(maxsize=2)                        # of both ways to start a script
@@ -220,20 +228,28 @@ def bound_names(tree: ast.AST) -> frozenset[str]:
 
 
 @lru_cache(maxsize=KEPT)
+def names_of_class(kind: ast.ClassDef) -> frozenset[str]:
+    """Return the names that the body of a class binds, its methods among them, without those of the methods' own variables."""
+    body = ast.Module([ast.Pass() if isinstance(item, FunctionNode) else item for item in kind.body], [])
+    return bound_names(body) | {item.name for item in kind.body if isinstance(item, FunctionNode)}
+
+
+@lru_cache(maxsize=KEPT)
 def given_to_others(script: Script, kind: ast.ClassDef | None) -> frozenset[str]:
-    """Return the attributes that only objects of classes which have nothing to do with an own one give themselves."""
+    """Return the attributes that only classes which have nothing to do with an own one have, or give their objects."""
     above = {each.name: {last_name(base) for base in each.bases} for each in every(ast.ClassDef, script.tree)}
     near = {kind.name} if kind is not None else set[str]()
     grown = 0
     while len(near) > grown:
         grown = len(near)
         near |= {name for name, bases in above.items() if bases & near}.union(*(above.get(name, ()) for name in near))
-    theirs, others = set[str](), {str(each.value) for each in every(ast.Constant, script.tree)}
+    theirs = {name for each in script.classes.values() if each.name not in near for name in names_of_class(each)}
+    others = {str(each.value) for each in every(ast.Constant, script.tree)}
     for node in (each for each in every(ast.Attribute, script.tree) if isinstance(each.ctx, ast.Store)):
         around = script.class_around(node)
         foreign = around is not None and around.name not in near and getattr(node.value, "id", "") == "self"
         (theirs if foreign else others).add(node.attr)
-    own = {name for each in script.classes.values() if each.name in near for name in bound_names(ast.Module(each.body, []))}
+    own = {name for each in script.classes.values() if each.name in near for name in names_of_class(each)}
     return frozenset(theirs - others - own)
 
 

@@ -7,11 +7,13 @@ from powertrain.audit.rules.base import Findings, code_rule, found, known
 from powertrain.audit.rules.calls import object_of, of_library, own_class
 from powertrain.audit.rules.elsewhere import gone_of_class
 from powertrain.audit.rules.names import since
+from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.scopes import (
     bound_names,
     given_to_others,
     is_tried,
     means,
+    names_of_class,
     run_nodes,
 )
 from powertrain.audit.script import Script
@@ -24,6 +26,7 @@ NEVER_CALLED = frozenset(" ".join(known("never_called").values()).split())
 OF_PYTHON = ("build_inputs_with_special_tokens", "create_token_type_ids_from_sequences", "prepare_for_model")
 OTHER_TOKENIZERS = ("tokenizers.", "sentencepiece.", "tiktoken.", "pytorch_pretrained_bert.", "pytorch_transformers.")
 WRAPPERS = ("module", "isinstance", "parallel", "ddp", "dist", "world", "gpu")           # of tests whether a model is wrapped
+OF_SETTINGS = ("config", "cfg", "args")      # names of objects that no class of the project reads as `self`
 LEAVING = (".to", ".cuda", ".train", ".eval", "get_peft_model")      # calls that give back their model
 TOKENIZERS = "Tokenizer.from_pretrained"
 # ends of the classes whose objects have what the class has
@@ -36,8 +39,8 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
     attributes = every(ast.Attribute, script.tree)
     given = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
     given |= {str(node.value) for node in every(ast.Constant, script.tree)}
-    given |= {name for kind in script.classes.values() for name in bound_names(ast.Module(kind.body, []))}
-    if any(node.attr == "__dict__" for node in attributes) or any(
+    given |= {name for kind in script.classes.values() for name in names_of_class(kind)}
+    if any(node.attr == "__dict__" and last_name(node.value) not in OF_SETTINGS for node in attributes) or any(
             len(call.args) > 1 and not isinstance(call.args[1], ast.Constant) for call in script.calls("setattr")):
         given |= bound_names(script.tree)
     # what is put beside another class has that one's attributes too
@@ -50,13 +53,15 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
             continue
         if node.attr == "module" and isinstance(owner, ast.Name) and _is_plain_model(script, owner):
             lost[node.attr] = (node, owner.id)
-        kind = script.class_around(node)
-        of_self = kind is not None and getattr(owner, "id", "") == "self"
-        if kind is not None and of_self and kind not in kinds:
-            kinds[kind] = _members(script, kind, where)
-        has = kinds[kind] if kind is not None and of_self else None
-        lacks = has is not None and node.attr not in has
-        if (node.attr in given and not (lacks and node.attr in given_to_others(script, kind))) or (
+        kind, name = script.class_around(node), getattr(owner, "id", "")
+        named = script.classes[name] if isinstance(owner, ast.Name) and name in script.classes and (
+            name not in script.shared_names) and means(script, owner, script.classes[name]) else None
+        asked = kind if name == "self" else named
+        if asked is not None and asked not in kinds:
+            kinds[asked] = _members(script, asked, where)
+        has = kinds[asked] if asked is not None else None
+        lacks = has is not None and node.attr not in has | (frozenset(dir(type)) if asked is named else frozenset())
+        if (node.attr in given and not (lacks and node.attr in given_to_others(script, asked))) or (
                 kind is not None and kind.name in mixed_in) or _is_elsewhere(script, node, kind):
             continue
         if isinstance(owner, ast.Attribute) and script.words(owner) == "self.args":
@@ -70,10 +75,8 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
         elif owner.id == "self":
             if kind is not None and lacks:
                 lost[node.attr] = (node, kind.name)
-        elif owner.id in script.classes and owner.id not in script.shared_names and means(
-                script, owner, script.classes[owner.id]):
-            has = _members(script, script.classes[owner.id], where)
-            if has is not None and node.attr not in has | frozenset(dir(type)):
+        elif named is not None:
+            if lacks:
                 lost[node.attr] = (node, owner.id)
         elif _lost_of_library(script, owner, node.attr, where):
             lost[node.attr] = (node, owner.id)
@@ -90,7 +93,7 @@ def _is_of_a_switch(script: Script, node: ast.AST) -> bool:
               and isinstance(each.body[-1], ast.Return) and "is None" in script.words(each.test) and each.lineno < getattr(
                   node, "lineno", 0)]
     if any(script.words(test.left if isinstance(test, ast.Compare) else test).startswith("self.") and not isinstance(
-            test, ast.Call) for test in asked):
+            test, ast.Call) and not any(word in script.words(test).lower() for word in RANKED) for test in asked):
         return True
     callers = script.callers(function) if function is not None and script.class_around(function) is not None else []
     return bool(callers) and all(script.function(each) is not function and _is_of_a_switch(script, each) for each in callers)

@@ -12,6 +12,7 @@ entry in findings.yaml has `why`, `cure` and `rests_on` (the document, fact or t
     cases        by name, what is said differently; `found(case=...)` names the case
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, wraps
@@ -30,6 +31,7 @@ from powertrain.records import Facts, findings
 from powertrain.records.findings import Cure, Edit, Expected, Finding, Risk, Rule, Severity
 
 GIB = 2**30
+SAID = re.compile(r"\s*(print\(|[fr]*[\"']|$)")  # of a line that Python cannot parse: what it says does nothing else
 OF_DATABRICKS = "# Databricks notebook source"            # first line of a notebook that is kept as Python
 _Yaml: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)     # of plain values; the compiled loader where it is installed
 EXPECTED: Mapping[Any, Expected] = {
@@ -90,7 +92,8 @@ def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
     def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
         script = subject.script
         # what a command switches off is meant to be off
-        in_part = script is not None and (bool(script.unparsed) or script.command is not None)
+        in_part = script is not None and (script.command is not None or not all(
+            map(SAID.match, script.unparsed.splitlines())))
         of_cells = script is not None and (script.path.suffix == ".ipynb" or script.text.startswith(OF_DATABRICKS))
         unsure = (in_part and ask.__name__ in known("rules_on_what_lacks").split()) or (
             of_cells and ask.__name__ in known("rules_on_whole_files").split())

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Collection
 
+from powertrain.audit.commands import commands
 from powertrain.audit.rules.base import Findings, code_rule, found
 from powertrain.audit.rules.command_line import flags_of
 from powertrain.audit.scopes import bound_by, is_tried, run_nodes, trees_of
@@ -24,8 +25,12 @@ def given_in_some_cases(script: Script, subject: Subject, where: Circumstances) 
             ifs.append(ifs[-1].orelse[0])
         others, asked = ifs[-1].orelse, {name for each in ifs for name in _asked(each.test)}
         of_kinds = any(last_name(call.func) == "isinstance" for each in ifs for call in every(ast.Call, each.test))
-        only_says = bool(others) and all(map(_only_says, others)) and not of_kinds and not _is_settled(script, ifs, asked)
-        switch = _switch(script, first.test) if not others else ""
+        default = any(flags_of(call) & asked and getattr(argument(call, "default"), "value", None)
+                      for call in script.calls(".add_argument")) and not any(command.words for command in commands(script))
+        never = default and all(each.body[0] in script.unused for each in ifs)
+        only_says = bool(others) and all(map(_only_says, others)) and not of_kinds and (
+            never or not _is_settled(script, ifs, asked))
+        switch, case = _switch(script, first.test) if not others else ("", "")
         leaves = any(isinstance(each.body[-1], ast.Break | ast.Continue | ast.Return | ast.Raise) for each in ifs)
         if leaves or not (only_says or switch or (not others and _is_of_hardware(script, first))):
             continue
@@ -44,9 +49,10 @@ def given_in_some_cases(script: Script, subject: Subject, where: Circumstances) 
             uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
             read = next((node for node in sorted(uses, key=lambda each: each.lineno) if node.lineno > (first.end_lineno or 0)
                          and _is_read_in_all(script, node, first, switch)), None)
-            if read is not None and all(script.is_within(node, first) for node in uses if not isinstance(node.ctx, ast.Load)):
+            if read is not None and all(script.is_within(node, first) or (node.lineno > read.lineno and not script.loops(read))
+                                        for node in uses if not isinstance(node.ctx, ast.Load)):
                 yield found("critical", read, others[0] if only_says else first, name=name, switch=switch,
-                            case="" if only_says else "switch" if switch else "hardware")
+                            case="" if only_says else case if switch else "hardware")
 
 
 def _is_read_in_all(script: Script, node: ast.Name, first: ast.If, switch: str) -> bool:
@@ -59,7 +65,8 @@ def _is_read_in_all(script: Script, node: ast.Name, first: ast.If, switch: str) 
 
 def _asked(test: ast.expr) -> set[str]:
     """Return the names that a test asks for: `mode` of `args.mode == "a"`."""
-    owners = {node.value for node in every(ast.Attribute, test) if isinstance(node.value, ast.Name)}
+    owners = {node.value for node in every(ast.Attribute, test) if isinstance(node.value, ast.Name) or ast.unparse(
+        node.value).startswith("self.")}
     return {last_name(node) for node in every(ast.expr, test) if node not in owners} - {""}
 
 
@@ -87,13 +94,18 @@ def _is_settled(script: Script, ifs: list[ast.If], asked: Collection[str]) -> bo
         word in words for words in listed if any(name in words.replace("-", "_") for name in asked) for word in LISTS)
 
 
-def _switch(script: Script, test: ast.expr) -> str:
-    """Return the option of the command line that a test asks for, if it is one that is on or off; else ""."""
+def _switch(script: Script, test: ast.expr) -> tuple[str, str]:
+    """Return the option of the command line that a test asks for, if it is one that is on or off, and the case that fails."""
+    values = script.assigned(test)
+    test = values[0] if isinstance(test, ast.Name) and len(values) == 1 else test
+    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    test = test.operand if isinstance(test, ast.UnaryOp) else test
     name = last_name(test) if isinstance(test, ast.Attribute) and not script.assigned(test) else ""
     asked = [call for call in script.calls(".add_argument") if name in flags_of(call)]
     is_one = bool(asked) and getattr(argument(asked[0], "action"), "value", "") == "store_true"
     by_default = bool(asked) and argument(asked[0], "default") is not None
-    return name if is_one and not by_default and not script.has_call(".set_defaults") else ""
+    is_one = is_one and not by_default and not script.has_call(".set_defaults")
+    return (name, "switched_off" if negated else "switch") if is_one else ("", "")
 
 
 def _only_says(statement: ast.stmt) -> bool:

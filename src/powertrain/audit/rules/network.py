@@ -3,6 +3,8 @@
 import ast
 from itertools import takewhile
 
+from powertrain.audit.commands import commands
+from powertrain.audit.origins import is_led_to_by
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
@@ -278,13 +280,17 @@ def _is_about(call: ast.Call, name: str, made: ast.Assign) -> bool:
 def never_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script trains a model, and saves it nowhere."""
     loop = next(iter(script.training_loops), None)
-    if loop is None or "trainer" in script.sections or any(_leaves(script, call) for call in script.every(ast.Call)):
+    saves = [call for call in script.every(ast.Call) if _leaves(script, call)]
+    # what is off may be asked for by a command, and with it the training
+    if loop is None or "trainer" in script.sections or any(not is_led_to_by(script, call, script.unused) for call in saves) or (
+            saves and (is_led_to_by(script, loop, script.unused) or any(command.words for command in commands(script)))):
         return
     begins = script.function(loop) is None or "__main__" in script.own_text
     measures = "bench" in str(script.path.resolve()).lower()         # of such a run only the times are wanted
     severity: Severity = "moderate" if script.path.suffix == ".ipynb" else "critical"       # a notebook still has the model
     if begins and not measures and script.has_call(".step"):
-        yield found(severity, loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop)
+        yield found(severity, loop.iter if isinstance(loop, ast.For) else loop.test if isinstance(loop, ast.While) else loop,
+                    *saves[:1], case="asked" if saves else "")
 
 
 def _leaves(script: Script, call: ast.Call) -> bool:

@@ -216,7 +216,7 @@ def folder_never_made(script: Script, subject: Subject, where: Circumstances) ->
              for value in (made.owner, *made.positional, *(each.value for each in made.named.values()))
              for text in _texts(value if not isinstance(value, (Made, Table)) else None) if text]
     makers = [made for made in subject.calls if made.last in MAKING]
-    begun = [beginning(value) for made in makers for value in (made.owner, *made.positional, *(
+    begun = [(made, beginning(value)) for made in makers for value in (made.owner, *made.positional, *(
         each.value for each in made.named.values())) if not is_known(value) or isinstance(value, str)]
     if any(not each for made in makers for each in [next(filter(None, map(beginning, (made.owner, *made.positional))), "")]):
         return                                           # what it makes is not known
@@ -225,7 +225,8 @@ def folder_never_made(script: Script, subject: Subject, where: Circumstances) ->
         if OPEN.search(folder) or not folder.strip("./") or made.node not in reached or is_tried(script, made.node):
             continue
         own = Path(folder).as_posix()
-        near = [each for each in (*given, *begun) if Path(each).as_posix().startswith(own)]
+        near = [each for each in (*given, *(each for maker, each in begun if maker is not made))
+                if Path(each).as_posix().startswith(own)]
         if near or any((each / folder).exists() for each in folders) or _is_made_elsewhere(script, own):
             continue
         yield found("critical", made.node, folder=own)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from powertrain.audit.origins import is_led_to_by
 from powertrain.audit.project import HIGHEST
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
+from powertrain.audit.rules.base import OF_DATABRICKS, Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.calls import only_if, passed
 from powertrain.audit.rules.names import since
 from powertrain.audit.scopes import (
@@ -30,7 +30,7 @@ from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, is_constant, last_name, owner_of, targets_of
 from powertrain.records.findings import Evidence, Place
 
-MAKING_NAMES = ("run_line_magic('run'", "run_line_magic('load", "pylab")        # what a notebook may have names from
+MAKING_NAMES = (*(f"run_line_magic('{name}" for name in ("run'", "load", "store'")), "pylab", OF_DATABRICKS)      # of notebooks
 # first parts of imports that a project uses for its own modules
 OWN_NAMES = frozenset({"utils", "util", "src", "data", "models", "model", "config", "configs", "common", "helpers", "lib",
                        "core", "dataset", "modules", "scripts", "arguments", "constants", "prompts"})
@@ -59,10 +59,10 @@ def refused_by_python(script: Script, subject: Subject, where: Circumstances) ->
                 compile(text.removeprefix("\ufeff"), path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None) or 1
-            words = text.split("\n")[line - 1].strip() if line <= text.count("\n") + 1 else ""
-            if sys.version_info < (3, 12) and (str(error).startswith("f-string") or OF_PYTHON_3_12.search(words)):
-                continue
-            yield found("critical", Evidence(words, Place(path, line)), said=getattr(error, "msg", str(error)))
+            words = next(iter(text.split("\n")[line - 1:]), "").strip()
+            newer = str(error).startswith("f-string") or OF_PYTHON_3_12.search(words)
+            if not newer or sys.version_info >= (3, 12) or isinstance(error, IndentationError):
+                yield found("critical", Evidence(words, Place(path, line)), said=getattr(error, "msg", str(error)))
 
 
 @code_rule

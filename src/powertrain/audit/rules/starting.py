@@ -40,6 +40,9 @@ OTHERS = ("setup.py", "Dockerfile", "Makefile", "Pipfile")
 LEAVING = ("git clone", "cd ", "submodule")
 BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "torchtune", "ms-swift", "setfit", "autotrain")
 LISTED, NEEDING = known("packages"), known("packages_of_settings")
+OTHER_PATH = re.compile(r"^\s*PYTHONPATH=\S+ .*\bpython\S* .*$", re.MULTILINE)        # of one command alone
+OF_ALL = re.compile(r"pip3? install (?=.*\b(torch|transformers)\b)(?!.*\s(-e|-r|git\+|\.))")    # of what a project needs
+ALL = 5                                      # words of a command that names more than what is hard to install
 INSTALLING = ("PYTHONPATH", "pip install -e", "pip install .", "conda develop")
 
 
@@ -197,8 +200,10 @@ def _is_made(script: Script, name: str) -> bool:
 def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Python does not look where a module of the project is, when the script is started as the project says."""
     own = script.path.resolve()
-    said = "\n".join(text_of(file) for file in project_files(script) if file.suffix in SAYING or file.name.startswith(OTHERS))
-    if any(word in script.text for word in SEARCHED) or any(word in said for word in INSTALLING) or any(
+    said = "\n".join(text_of(file) for file in project_files(script) if (file.suffix in SAYING or file.name.startswith(OTHERS))
+                     and (file.suffix != ".ipynb" or own.name in text_of(file)))
+    said = OTHER_PATH.sub(lambda line: line[0] if own.name in line[0] else "", said)
+    if any(word in said for word in INSTALLING) or any(
             file.name in ("setup.py", "pyproject.toml", "setup.cfg") for file in project_files(script)):
         return
     started = [command for command in commands(script) if "deepspeed" not in command.starter and command.starter[-1] != "-m"]
@@ -207,6 +212,9 @@ def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances)
     if bool(started) == bool(dotted):
         return
     base = own.parent if started else own.parents[dotted.count(".")]      # deepspeed adds the folder that it is in
+    texts = [script.own_text, *(module.text for module in script.modules if module.file.is_relative_to(base))]
+    if any(word in text for word in SEARCHED for text in texts):
+        return
     for node in script.nodes:
         names = [((item.name,), item.name) for item in node.names] if isinstance(node, ast.Import) else [
             (("", *(item.name for item in node.names)), node.module)] if isinstance(
@@ -237,7 +245,11 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
     lists = [file for file in near if file.suffix == ".txt" and "requirements" in (file.parent.name, file.name[:12])]
     said = "\n".join(text_of(file).lower() for file in near if file.suffix in SAYING or file.name.startswith(OTHERS))
     said += "".join(re.findall(r"pip install[^\n]*\n[^\n]*", script.own_text.lower()))
-    if not lists or not any(name in said for name in ("torch", "transformers")) or any(name in said for name in BRINGING):
+    told = [] if lists else [Evidence(line.strip(), Place(shown(script, file), number)) for file in near
+                             if file.suffix in (".md", ".sh") for number, line in enumerate(text_of(file).splitlines(), 1)
+                             if OF_ALL.search(line) and len(line.split()) > ALL]
+    if not (lists or told) or not any(name in said for name in ("torch", "transformers")) or any(
+            name in said for name in BRINGING):
         return                               # the list is of something else, or a framework brings what it needs
     lost: dict[str, ast.AST | str] = {}
     for node in script.nodes:
@@ -252,8 +264,8 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
             if on and not _is_listed(script, name, said):
                 lost.setdefault(name, key)
     if lost:
-        listed_in = Evidence(lists[0].name, Place(shown(script, lists[0]), 1))
-        follows = re.search(r"pip3? install +-r", said) is not None      # and so a reader of the project does
+        listed_in = told[0] if told else Evidence(lists[0].name, Place(shown(script, lists[0]), 1))
+        follows = bool(told) or re.search(r"pip3? install +-r", said) is not None        # and so a reader of the project does
         yield found("critical" if follows else "moderate", *lost.values(), listed_in, names=", ".join(lost))
 
 

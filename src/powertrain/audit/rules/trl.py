@@ -1,10 +1,12 @@
 """Rules on what TRL's trainers are given, and on models and rows that do not fit a trainer."""
 
 import ast
+import re
+from pathlib import Path
 
 from powertrain.audit.edits import with_text
 from powertrain.audit.installed import in_force
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.memory import PASS
 from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.rules.network import MOVING
@@ -24,8 +26,7 @@ OWNED = known("owners")
 PADS_TOKENS_ONLY = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorWithPadding")
 ONE_LENGTH = ("'max_length'", '"max_length"', "skip_prepare_dataset", "block_size", "group_texts")      # rows may be as long
 TEXT_FIELD = "training.dataset_text_field"
-SCRIPTED = known("made_by_script")
-SORTED = known("sorted_by_class")
+SCRIPTED, SORTED, SIZES = known("made_by_script"), known("sorted_by_class"), known("published_sizes")
 
 
 def trainer_of_trl(script: Script, subject: Subject, *kinds: str) -> ast.Call | None:
@@ -197,6 +198,16 @@ def owner_missing(script: Script, subject: Subject, where: Circumstances) -> Fin
         said_names = dict.fromkeys(str(each.value) for each in lost if isinstance(each, ast.Constant))
         names = ", ".join(f"{name} (now {OWNED[name]})" for name in said_names)
         yield found(since(where), *lost, edits=tuple(edits), names=names)
+
+
+@rule
+def model_not_published(subject: Subject, where: Circumstances) -> Findings:
+    """The hub has no model of this name."""
+    path = subject.value("model.path")
+    family = next((each for each in SIZES if str(path).startswith(each)), "")
+    size = re.match(r"\d+(\.\d+)?[BM](?![\w.])", str(path)[len(family):], re.IGNORECASE)
+    if family and size and size[0].upper() not in SIZES[family].split() and not Path(str(path)).exists():
+        yield found("critical", "model.path", family=family, size=size[0], sizes=", ".join(SIZES[family].split()))
 
 
 @code_rule_once
