@@ -56,7 +56,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     made = script.sections.get("training") if script is not None else None
     of_trl = script is not None and made is not None and script.name(made).startswith("trl.")
     theirs = script is not None and of_unsloth(script)           # which patches the trainers of TRL
-    patched = CONVERTED if theirs and of_trl else ()
+    patched: tuple[str, ...] = CONVERTED if theirs and of_trl else ()
     patched += OF_UNSLOTH if theirs and not subject.trainer.startswith("transformers.") else ()
     passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
               for item in script.sections[section].keywords if item.arg in REMOVED and item.arg not in patched]

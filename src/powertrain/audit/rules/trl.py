@@ -208,7 +208,8 @@ def data_with_script(script: Script, subject: Subject, where: Circumstances) -> 
         for given in [name, *script.assigned(name)] if name is not None else []:
             said = str(given.value) if isinstance(given, ast.Constant) and not is_tried(script, call) else ""
             here = script.path.parent / said
-            if said.endswith(".py") or (said and (here / f"{here.name}.py").is_file()) or (said in SCRIPTED and not here.exists()):
+            local = said.endswith(".py") or (said and (here / f"{here.name}.py").is_file())
+            if local or (said in SCRIPTED and not here.exists()):
                 yield found(since(where), given, name=said)
 
 
