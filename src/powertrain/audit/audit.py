@@ -8,6 +8,7 @@ from pathlib import Path
 from powertrain.audit.commands import started_by
 from powertrain.audit.configs import SUFFIXES, read_config
 from powertrain.audit.edits import make_patch
+from powertrain.audit.launches import user_of
 from powertrain.audit.parsing import notebook_code
 from powertrain.audit.project import walked
 from powertrain.audit.reading_script import read_script
@@ -40,8 +41,16 @@ def read_subject(path: Path, root: Path | None = None) -> Subject:
 def _read(path: Path, root: Path | None) -> Subject:
     if path.suffix == ".py":
         subject = read_script(path, root=root)
+        if subject.framework == "unknown":
+            with suppress(WrongUse):
+                return read_config(path)     # a file that only sets values
+            return subject
+        user = user_of(subject.script) if subject.script is not None else None
         with suppress(WrongUse):
-            return subject if subject.framework != "unknown" else read_config(path)      # a file that only sets values
+            used = read_script(user, root=root) if user is not None else subject
+            if used.script is not None and path.resolve() in {module.file for module in used.script.modules}:
+                used = replace(used, launch=f"used by {used.path.name}")
+                return replace(subject, others=(*subject.others, used, *used.others))
         return subject
     if path.suffix == NOTEBOOK:
         return read_script(path, notebook_code(path), root)
@@ -119,6 +128,7 @@ def _ask_each(subject: Subject, where: Circumstances) -> tuple[list[Finding], di
         theirs = [one for one in _ask(other, where)[0] if one.severity != "good"]
         rules = {one.rule for one in theirs}             # the same cause, perhaps seen at other lines
         commanded = other.script is not None and other.script.command is not None
+        rules |= {*told} if other.path != subject.path else set()        # by the script that uses it
         rules |= {*known("rules_on_what_lacks").split()} if commanded else set()         # which are not asked of a command
         found = [one if one.rule in rules or one.when or one.severity == "good" or one.rule not in told
                  else replace(one, when=WITH_OTHER_OPTIONS if commanded else subject.launch) for one in found]

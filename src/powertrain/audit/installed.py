@@ -310,15 +310,15 @@ def _listed(node: ast.ClassDef) -> list[str] | None:
     return next((str(ast.literal_eval(value)).split() for value in said), None)
 
 
-def places(kind: Defined | None) -> int | None:
-    """Return how many arguments in order a function, method or class takes; None where it takes any, or that is not known."""
+def places(kind: Defined | None) -> list[str] | None:
+    """Return the arguments that a function, method or class takes in order; None where it takes any, or that is not known."""
     node = kind.node if kind is not None else None
     own = node if isinstance(node, ast.FunctionDef) else next((
         item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None) if node else None
     if own is None or own.decorator_list or own.args.vararg is not None or (kind is not None and kind.path.suffix == ".stub"):
         return None
     names = [item.arg for item in (*own.args.posonlyargs, *own.args.args)]
-    return len(names) - (names[:1] == ["self"])
+    return names[names[:1] == ["self"]:]
 
 
 def method(kind: Defined | None, name: str, left: int = DEEPEST) -> Defined | None:

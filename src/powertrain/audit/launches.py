@@ -1,6 +1,7 @@
 """The ways to start a script that an audit looks at: as it stands, by torchrun, by the project's commands, with its configs."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from powertrain.audit.command_lines import read_table
 from powertrain.audit.commands import commands, project_files, shown, text_of
 from powertrain.audit.configs import SUFFIXES
 from powertrain.audit.known_calls import FROM_A_FILE, READERS
-from powertrain.audit.script import Command, Script
-from powertrain.audit.syntax import argument, every
+from powertrain.audit.scopes import own_tree
+from powertrain.audit.script import TRAINING, Command, Script
+from powertrain.audit.syntax import FunctionNode, argument, every, inside, is_backward, last_name
 from powertrain.records.findings import Place
 
 ALONE: dict[str, str] = {}
@@ -36,6 +38,22 @@ def launches(script: Script) -> Iterator[tuple[str, Script]]:
         root = f"{(script.root or Path()).resolve()}/"
         place = f"as in {command.place}" if command.starter else f"with {command.place.file}"
         yield f"started {place.replace(root, '')}", replace(script, command=command, launch=launch)
+
+
+def user_of(script: Script) -> Path | None:
+    """Return the one script of the project that imports a script which trains in functions alone, and starts none of them."""
+    own, stem = own_tree(script), re.escape(script.path.stem)
+    defined = {node.name for node in own.body if isinstance(node, FunctionNode | ast.ClassDef)}
+    starts = (is_backward(node) or (isinstance(node, ast.Call) and last_name(node.func).endswith((*TRAINING, *defined)))
+              for node in inside(own))
+    if "__main__" in script.own_text or not defined or script.path.suffix != ".py" or any(starts) or commands(script):
+        return None
+    said = re.compile(rf"^\s*(from\s+[\w.]*\b{stem}\s+import|from\s+[\w.]+\s+import\s.*\b{stem}\b|import\s.*\b{stem}\b)", re.M)
+    root = (script.root or script.path.parent).resolve()
+    found = [file for file in project_files(script) if file.suffix == ".py" and not any(
+        part.startswith(("__init__", "test")) for part in file.relative_to(root).parts) and file != script.path.resolve()
+        and said.search(text_of(file))]
+    return Path(shown(script, found[0])) if len(found) == 1 else None
 
 
 def _with_config(script: Script) -> Iterator[Command]:

@@ -303,7 +303,7 @@ def _named(made: Made, key: str, *names: str) -> Iterator[Found]:
 
 def _autocast(made: Made, said: Any) -> Iterator[Found]:
     dtype = made.argument(1, "dtype")
-    if made.get("enabled") is False:
+    if made.get("enabled") is False or (isinstance(dtype, Reference) and dtype.name.endswith(("float32", "torch.float"))):
         return
     if isinstance(dtype, Reference):
         yield f"training.{'bf16' if dtype.name.endswith('bfloat16') else 'fp16'}", said(True)

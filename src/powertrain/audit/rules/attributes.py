@@ -78,17 +78,25 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
         elif named is not None:
             if lacks:
                 lost[node.attr] = (node, owner.id)
-        elif _lost_of_library(script, owner, node.attr, where):
+        elif _lost_of_library(script, owner, node.attr, where) or (node.attr in GONE_FIELDS and in_force(
+                "transformers", where) and _holds_arguments(script, owner.id)):
             lost[node.attr] = (node, owner.id)
     for name, (node, whose) in lost.items():
         if not _is_of_a_switch(script, node):
             yield found("critical", node, name=name, whose=whose)
 
 
+def _holds_arguments(script: Script, name: str) -> bool:
+    """Return whether a name such as `training_args` only ever holds the arguments of transformers, whatever hands them on."""
+    made = script.kinds.get(name, frozenset())
+    return "train" in name and len(made) == 1 and all(
+        each.startswith("transformers.") and each.endswith("TrainingArguments") for each in made)
+
+
 def _is_of_a_switch(script: Script, node: ast.AST) -> bool:
     """Return whether code of a class only runs where an attribute of its object is on, or not None, which may never be."""
     function = script.function(node)
-    asked = [test.test for test in script.conditions(node)]
+    asked = [test.test for test in script.conditions(node) if script.words(node) not in script.words(test.test)]
     asked += [each.test for each in (function.body if function is not None else []) if isinstance(each, ast.If)
               and isinstance(each.body[-1], ast.Return) and "is None" in script.words(each.test) and each.lineno < getattr(
                   node, "lineno", 0)]

@@ -21,6 +21,7 @@ OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase
 COMPILED = {f"torch.{name}": (("input", "dim"), frozenset[str]()) for name in ("softmax", "log_softmax")}
 LAUNCHER = "accelerate.notebook_launcher"    # which needs num_processes, but not in a notebook of Colab or Kaggle
 DTYPES = ("dtype", "torch_dtype", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
+OF_TENSORS = ("shape", "ne", "eq", "size", "dim", "squeeze", "unsqueeze", "tolist", "cuda", "cpu", "clone", "repeat")
 PARSED = ("parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict", "parse_args_and_config")
 SAID_OF_KEYS = ("transformers.TrainingArguments", "trl.SFTConfig")       # whose unknown arguments unknown_keys says
 
@@ -65,9 +66,14 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
             wrong += [(node, name, call) for node, name in passed(script, call)
                       if (name in gone if taken is None else name not in taken) and id(node) not in said
                       and not (is_guarded(script, node) if isinstance(node, ast.AST) else name in REMOVED or name in unknown)]
-        most = places(called)
-        if most is not None and len(call.args) > most and not any(isinstance(item, ast.Starred) for item in call.args):
-            wrong.append((call.args[most], f"argument {most + 1}", call))
+        order = places(called)
+        if order is None or any(isinstance(item, ast.Starred) for item in call.args):
+            continue
+        if len(call.args) > len(order):
+            wrong.append((call.args[len(order)], f"argument {len(order) + 1}", call))
+        moved = [(item, f"{item.id} in the place of {name}", call) for item, name in zip(call.args, order, strict=False)
+                 if isinstance(item, ast.Name) and item.id in order and item.id != name]
+        wrong += moved if len(moved) > 2 else []             # in the order of an older release
     if wrong:
         says = ", ".join(dict.fromkeys(f"{name} of {last_name(call.func)}" for _, name, call in wrong))
         nodes = [node for node, _, _ in wrong]
@@ -286,7 +292,7 @@ def dtype_as_dotted_text(script: Script, subject: Subject, where: Circumstances)
 @code_rule_once
 def chat_template_gives_a_dictionary(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """apply_chat_template gives a dictionary where the code takes it for the tokens."""
-    if (where.version("transformers") or (0,)) < SINCE or script.says(*UNSLOTH):         # whose generate takes both
+    if (where.version("transformers") or (0,)) < SINCE:
         return
     for call in script.calls(".apply_chat_template"):
         asked = [argument(call, name) for name in ("return_dict", "return_assistant_tokens_mask")]
@@ -294,7 +300,7 @@ def chat_template_gives_a_dictionary(script: Script, subject: Subject, where: Ci
         if not tokens or any(asked) or any(item.arg is None for item in call.keywords) or len(call.args) > 2:
             continue
         use = _taken_for_tokens(script, call)
-        if use is not None:
+        if use is not None and (isinstance(use, ast.Attribute) or not script.says(*UNSLOTH)):    # whose generate takes both
             yield found("critical", call, use)
 
 
@@ -312,7 +318,8 @@ def _taken_for_tokens(script: Script, call: ast.Call) -> ast.AST | None:
         return statement if _wants_tokens(script, made) else None
     uses = [node for node in reads_of(target.id, script.tree) if script.module(node) is script.module(call)]
     as_dictionary = any(isinstance(around := script.parents[node], ast.keyword) and around.arg is None for node in uses)
-    return None if as_dictionary else next((script.parents[node] for node in uses if _wants_tokens(script, node)), None)
+    wanted = [script.parents[node] for node in uses if _wants_tokens(script, node) and not as_dictionary]
+    return min(wanted, key=lambda one: not isinstance(one, ast.Attribute), default=None)
 
 
 def _wants_tokens(script: Script, node: ast.AST) -> bool:
@@ -325,4 +332,4 @@ def _wants_tokens(script: Script, node: ast.AST) -> bool:
     if isinstance(around, ast.Dict):
         return any(value is node and getattr(key, "value", None) == "input_ids"
                    for key, value in zip(around.keys, around.values, strict=True))
-    return isinstance(around, ast.Attribute) and around.attr == "shape"
+    return isinstance(around, ast.Attribute) and around.attr in OF_TENSORS

@@ -55,7 +55,9 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     everything = {**subject.settings, **subject.unread, **subject.unknown}
     made = script.sections.get("training") if script is not None else None
     of_trl = script is not None and made is not None and script.name(made).startswith("trl.")
-    patched = (*OF_UNSLOTH, *(CONVERTED if of_trl else ())) if script is not None and of_unsloth(script) else ()
+    theirs = script is not None and of_unsloth(script)           # which patches the trainers of TRL
+    patched: tuple[str, ...] = CONVERTED if theirs and of_trl else ()
+    patched += OF_UNSLOTH if theirs and not subject.trainer.startswith("transformers.") else ()
     passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
               for item in script.sections[section].keywords if item.arg in REMOVED and item.arg not in patched]
     names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED

@@ -1,17 +1,18 @@
 """Rules on methods that a project writes for a library's class: whether the present release calls them, and how."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 
 from powertrain.audit.installed import in_force
-from powertrain.audit.rules.base import Findings, code_rule, found, known
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.calls import own_class
 from powertrain.audit.rules.elsewhere import plain
 from powertrain.audit.rules.names import EVALUATING, of_unsloth, since
-from powertrain.audit.scopes import run_nodes
+from powertrain.audit.scopes import is_tried, run_nodes
 from powertrain.audit.script import Script
-from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import every, inside, reads_of
+from powertrain.audit.subject import TRAINERS, Circumstances, Subject
+from powertrain.audit.syntax import Node, every, inside, last_name, owner_of, reads_of
 
 SAVING = "training.save_strategy"
 CALLED: Mapping[str, str] = known("called_by_trainer")
@@ -22,6 +23,7 @@ OF_EVENTS = ("args, state, control, model=model, processing_class=tokenizer, opt
              "train_dataloader=loader, eval_dataloader=loader")
 MORE = {"on_log": ", logs=logs", "on_evaluate": ", metrics=metrics", "on_predict": ", metrics=metrics"}
 REFUSED = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")       # of pytorch_lightning 2
+FINISHING = ("post_init", "all_tied_weights_keys", "def init_weights", "def tie_weights", "def from_pretrained")
 OLDER = "tokenizer"                          # what callbacks were given under this name is processing_class
 
 
@@ -40,6 +42,62 @@ def method_of_older_release(script: Script, subject: Subject, where: Circumstanc
             if isinstance(item, ast.FunctionDef) and not item.decorator_list:
                 for case, node, says in _wrong(script, subject, item, above):
                     yield found(since(where), node, case=case, name=item.name, kind=above.rpartition(".")[2], says=says)
+
+
+@code_rule_once
+def model_never_finished(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A model of the project's own does not call post_init(), without which transformers 5 neither makes nor loads it."""
+    for call, lineage in _own_models(script, where):
+        early = next((node for node in _in_making(lineage, ast.Call) if ast.unparse(node.func) == "self.init_weights"
+                      and not script.conditions(node)), None)
+        loads = last_name(call.func) == "from_pretrained"
+        if (early is not None or loads) and not any(word in ast.unparse(kind) for kind in lineage for word in FINISHING):
+            yield found("critical", early or lineage[0].bases[0], call, name=lineage[0].name,
+                        when="as it is made, in init_weights()" if early is not None else "after its weights are loaded")
+
+
+@code_rule_once
+def tied_weights_undeclared(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A model of the project's own has one weight in two layers and does not say so: transformers refuses to save it."""
+    trains = "trainer" in script.sections and subject.framework in TRAINERS and subject.value(SAVING) not in ("no", False)
+    saves = next((call for call in script.calls(".save_pretrained") if not any(
+        word in script.words(call.func).lower() for word in ("tok", "processor", "config"))), None)
+    for _, lineage in _own_models(script, where) if (trains or saves is not None) and not script.says("peft") else ():
+        for node in _in_making(lineage, ast.Assign):
+            tied = re.fullmatch(r"self\.[\w.]+\.weight = self\.[\w.]+\.weight", ast.unparse(node))
+            if tied and not script.conditions(node) and not any("_tied_weights_keys" in ast.unparse(kind) for kind in lineage):
+                yield found("critical", node, saves or script.sections["trainer"], name=lineage[0].name)
+
+
+def _own_models(script: Script, where: Circumstances) -> Iterator[tuple[ast.Call, list[ast.ClassDef]]]:
+    """Yield (what makes or loads it, its class and those above) of the project's models that derive from PreTrainedModel."""
+    asked = [call for call in run_nodes(script) if isinstance(call, ast.Call)] if in_force("transformers", where) else []
+    registered = [call.args[1] for call in asked if script.name(call).startswith("transformers.AutoModel")
+                  and last_name(call.func) == "register" and len(call.args) == 2]
+    for call in asked:
+        named = owner_of(call) if last_name(call.func) == "from_pretrained" else call.func
+        if named is not None and last_name(named).startswith("AutoModel") and len(set(map(last_name, registered))) == 1:
+            named = registered[0]
+        own = own_class(script, named) if named is not None else None
+        lineage = _of_models(script, own) if own is not None and not is_tried(script, call) else []
+        yield from [(call, lineage)] if lineage else []
+
+
+def _in_making(lineage: list[ast.ClassDef], kind: type[Node]) -> list[Node]:
+    """Return the nodes of one type in the `__init__` of a class and of those above it."""
+    return [node for each in lineage for item in each.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+            for node in every(kind, item)]
+
+
+def _of_models(script: Script, kind: ast.ClassDef) -> list[ast.ClassDef]:
+    """Return an own class of models and those that it derives from, up to a PreTrainedModel; empty for any other."""
+    bases = [base for base in kind.bases if not last_name(base).endswith("Mixin")]
+    own = own_class(script, bases[0]) if len(bases) == 1 else None
+    if own is not None and own is not kind:
+        above = _of_models(script, own)
+        return [kind, *above] if above else []
+    of_them = len(bases) == 1 and re.match(r"transformers\.(?!.*\b(TF|Flax)).*PreTrainedModel$", script.name(bases[0]))
+    return [kind] if of_them else []
 
 
 def _library_class(script: Script, kind: ast.ClassDef, seen: tuple[ast.ClassDef, ...] = ()) -> str:

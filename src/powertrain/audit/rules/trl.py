@@ -24,7 +24,7 @@ BARE = tuple(f"transformers.{name}.from_pretrained" for name in (
     "AutoModel", "BertModel", "RobertaModel", "DistilBertModel", "GPT2Model", "T5Model", "LlamaModel", "MistralModel"))
 OWNED = known("owners")
 PADS_TOKENS_ONLY = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorWithPadding")
-ONE_LENGTH = ("'max_length'", '"max_length"', "skip_prepare_dataset", "block_size", "group_texts")      # rows may be as long
+ONE_LENGTH = re.compile(r"""["']max_length["']|skip_prepare_dataset|\bblock_size|group_texts""")       # rows may be as long
 TEXT_FIELD = "training.dataset_text_field"
 SCRIPTED, SORTED, SIZES = known("made_by_script"), known("sorted_by_class"), known("published_sizes")
 
@@ -115,7 +115,8 @@ def formatting_gives_many(script: Script, subject: Subject, where: Circumstances
     given = argument(trainer, "formatting_func") if trainer is not None else None
     called = given.body if isinstance(given, ast.Lambda) else given
     called = called.func if isinstance(called, ast.Call) else called
-    function = script.functions.get(called.id) if isinstance(called, ast.Name) else None
+    name = script.name(called) if isinstance(called, ast.Name) else ""       # it may be imported under another one
+    function = script.functions.get(name.rpartition(".")[2]) if name else None
     texts = {node.value for node in script.every(ast.Constant) if isinstance(node.value, str)}
     kept = texts & {"skip_prepare_dataset", "input_ids", "messages"} or subject.value(TEXT_FIELD) not in (None, "text")
     if given is None or function is None or kept or of_unsloth(script) or not in_force("trl", where):
@@ -145,8 +146,7 @@ def collator_leaves_labels(script: Script, subject: Subject, where: Circumstance
     values = [given, *script.assigned(given)] if given is not None else []
     made = next((each for each in values if isinstance(each, ast.Call) and (
         script.name(each) in PADS_TOKENS_ONLY or _pads_as_above(script, each))), None)
-    same_length = subject.examples_per_pass == 1 or subject.on("training.packing") or any(
-        word in script.text for word in ONE_LENGTH)
+    same_length = subject.examples_per_pass == 1 or subject.on("training.packing") or ONE_LENGTH.search(script.text)
     if made is not None and not same_length and not of_unsloth(script) and in_force("trl", where):
         yield found("critical", made, trainer, name=last_name(made.func))
 
@@ -216,9 +216,11 @@ def data_with_script(script: Script, subject: Subject, where: Circumstances) -> 
     for call in script.calls("datasets.load_dataset"):
         name = argument(call, "path", 0) if argument(call, "revision") is None else None
         for given in [name, *script.assigned(name)] if name is not None else []:
-            if isinstance(given, ast.Constant) and given.value in SCRIPTED and not is_tried(script, call) \
-                    and not (script.path.parent / str(given.value)).exists():
-                yield found(since(where), given, name=given.value)
+            said = str(given.value) if isinstance(given, ast.Constant) and not is_tried(script, call) else ""
+            here = script.path.parent / said
+            local = said.endswith(".py") or (said and (here / f"{here.name}.py").is_file())
+            if local or (said in SCRIPTED and not here.exists()):
+                yield found(since(where), given, name=said)
 
 
 @code_rule_once
