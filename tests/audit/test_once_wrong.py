@@ -144,6 +144,10 @@ ONCE_WRONG = {
         "command_refused", OF_HYDRA, OF_HYDRA, {
             "run.sh": "python train.py rate=1 model=gpt2\n", "conf/base.yaml": "rate: 1\n", "own.py": (
                 "def register():\n    from hydra.core.config_store import {OtherStore|ConfigStore}\n")}),
+    "groups of configs that lie deeper": (
+        "command_refused", OF_HYDRA.replace("'conf'", "'conf/all'"), OF_HYDRA.replace("'conf'", "'conf/all'"), {
+            "run.sh": "python train.py rate=1 {other|model}=gpt2\n", "conf/a.yaml": "", "conf/all/base.yaml": (
+                "defaults:\n  - _self_\n  - model: ???\nrate: 1\n"), "conf/all/model/gpt2.yaml": "layers: 2\n"}),
     "DeepSpeed's engine passes methods on": (
         "method_of_wrapped_model", WRAPPED, WRAPPED, {"run.sh": STARTED.format(config="a.yaml"),
                                                       "a.yaml": "distributed_type: {NO|DEEPSPEED}\n"}),

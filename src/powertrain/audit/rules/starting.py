@@ -75,7 +75,7 @@ def _keys_of_hydra(script: Script) -> frozenset[str] | None:
         folder = (module.file if module is not None else script.path).parent
         table = of_hydra(function, plain, folder) if getattr(function, "decorator_list", []) else None
         if table is not None:
-            groups = [each for each in folder.glob("*/*") if each.is_dir()]
+            groups = [each for each in Path(table.file).parent.iterdir() if each.is_dir()]
             left_out = table.open.partition(":")[0]      # a group whose choice is not there, as `model: ???`
             whole = not table.open or (left_out and not any("_global_" in text_of(file) for group in groups
                                                             for file in group.glob("*.yaml")))
