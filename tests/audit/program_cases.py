@@ -39,7 +39,6 @@ PAIRS = ("def told():\n    sizes = {{}}\n    sizes['model'] = 8\n    for name, s
          "told()\n")
 SCORED = ("args = TrainingArguments('out', eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True,\n"
           "                         metric_for_best_model='accuracy')\n")
-HIDING = "def {name}(rows):\n    return evaluate.load('accuracy')\nprint({name}([]))\n"
 SAVED_WITH = ("\n    class Config:\n        width = 8\n    config = Config()\n"
               "    torch.save({{'model': model.state_dict(), 'config': {object}}}, 'last.pt')\n"
               "    state = torch.load('last.pt')\n    model.load_state_dict(state['model'])\n")
@@ -79,13 +78,6 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
                         loop(*PLAIN, "size = wanted_size", before="data, wanted_size = [], 4\n")),
     "own_objects_refused": (loop(*PLAIN, after=SAVED_WITH.format(object="config")),
                             loop(*PLAIN, after=SAVED_WITH.format(object="vars(config)"))),
-    "best_by_no_metric": (
-        HEAD + HF + SCORED + "Trainer(model, args, train_dataset=rows, eval_dataset=rows).train()\n",
-        HEAD + HF + SCORED + "Trainer(model, args, train_dataset=rows, eval_dataset=rows, compute_metrics=told).train()\n"),
-    "view_of_a_slice": (loop("loss = model(batch)[:, 1:].view(-1).mean()", *PLAIN[1:]),
-                        loop("loss = model(batch)[:, 1:].reshape(-1).mean()", *PLAIN[1:])),
-    "module_hidden": (HEAD + "import evaluate\n" + HIDING.format(name="evaluate"),
-                      HEAD + "import evaluate\n" + HIDING.format(name="score")),
     "reports_to_none": (HEAD + HF + "args = TrainingArguments('out', report_to=None)\nTrainer(model, args).train()\n",
                         HEAD + HF + "args = TrainingArguments('out', report_to='none')\nTrainer(model, args).train()\n"),
     "missing_arguments": (loop("loss = one(batch)", *PLAIN[1:],
@@ -180,7 +172,6 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
                          loop(*PLAIN, before=ATTENTION.format(first="query", mask=MASK))),
     "moved_and_lost": (loop(*PLAIN, before="ids = torch.zeros(1, 1)\nids.to('cuda')\n"),
                        loop(*PLAIN, before="ids = torch.zeros(1, 1)\nids = ids.to('cuda')\n")),
-    "reward_of_distance": (HEAD + GRPO.format(sign="", each=8), HEAD + GRPO.format(sign="-", each=8)),
     "groups_of_completions": (HEAD + GRPO.format(sign="-", each=1), HEAD + GRPO.format(sign="-", each=16)),
     "reward_without_answers": (HEAD + GRPO.format(sign="-", each=8).replace("completions", "responses"),
                                HEAD + GRPO.format(sign="-", each=8)),

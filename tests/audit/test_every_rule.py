@@ -26,7 +26,7 @@ from powertrain.audit.rules.base import wording
 AT_LEAST = 40
 # of several files: test_projects.py, test_launched_by_commands.py, test_paths.py, test_running_rules.py, test_trl_rules.py,
 # test_tool_configs.py, test_of_a_project.py
-OF_A_PROJECT = ("names_not_in_module", "names_not_of_module", "command_refused", "config_refused", "file_missing",
+OF_A_PROJECT = ("names_not_in_module", "command_refused", "config_refused", "file_missing",
                 "packages_unlisted", "column_not_there", "answers_alone", "rank_under_other_name",
                 "labels_by_old_name", "key_missing", "number_is_text",
                 "template_of_other_model", "data_given_twice", "placeholder_left", "components_moved", "evaluation_never",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from code_cases import ARGUMENTS, HEAD, MADE, PLAIN, loop
-from network_cases import SHAPED, TURNED
+from network_cases import TURNED
 from program_cases import FROM_CHECKPOINTS, MAPPED_EARLY
 from running_cases import CHOSEN, ENGINE
 from test_trl_rules import OF_ROWS, PARSED, TODAY, YEARS_AGO, found
@@ -19,7 +19,6 @@ from powertrain.records import Software
 UNSLOTH = "from unsloth import FastLanguageModel\n"
 GIVES_MANY = FORMATTED.format(given="texts") + HF + SFT.format(args="", more=", formatting_func=told")
 COLLATED = HF + SFT.format(args="", more=", data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)")
-HEADS = loop(*PLAIN, before=SHAPED.format(turned=""))
 STOPPED = loop(*PLAIN, before=TURNED.format(product="x"))
 EARLY, SAVED = HEAD + MAPPED_EARLY.format(first=""), HEAD + FROM_CHECKPOINTS.format(saved="")
 MODULE = HEAD + HF + "loss = model(ids).loss\nloss.backward()\nmodel.module.eval()\n"
@@ -54,18 +53,8 @@ CASES = {
     "prompts too": ("answers_alone", ANSWERS, ANSWERS + "rows = rows.map(lambda each: each['prompt'])\n"),
     "in Colab": ("colab_only", COLAB, COLAB.replace(DRIVE, "import sys\nif 'google.colab' in sys.modules:\n    " + DRIVE)),
     "a notebook": ("colab_only", COLAB, "# In[1]:\n" + COLAB),
-    "other shapes": ("attention_across_heads", HEADS, HEADS.replace("view(B, T, 4, C // 4)", "view(B, 4, T, C // 4)")),
-    "a layer that may turn": ("attention_across_heads", HEADS,
-                              HEADS.replace("        return F.", "        q = self.turn(q)\n        return F.")),
-    "a layer that turns": ("attention_across_heads", HEADS, HEADS.replace("class Net(", (
-        "class Turn(nn.Module):\n    def forward(self, x):\n        return x.transpose(1, 2)\nclass Net(")).replace(
-            "        B, T, C", "        self.turn = Turn()\n        B, T, C").replace(
-                "        return F.", "        q = self.turn(q)\n        return F.")),
     "a layer that is no rotation": ("gradient_stopped", STOPPED, STOPPED.replace("Rotary", "Scaled")),
     "with gradients": ("gradient_stopped", STOPPED, STOPPED.replace("    @torch.no_grad()\n", "")),
-    "places within frames": ("attention_across_heads", HEADS, HEADS.replace("B, T, 4, C // 4", "B, T, N, C")),
-    "turned in place": ("attention_across_heads", HEADS, HEADS.replace("        return F.", (
-        "        q.transpose_(1, 2)\n        return F."))),
     "loaded from elsewhere": ("loaded_but_never_saved", SAVED, SAVED.replace(AGAIN, AGAIN.replace("'out'", "'other'"))),
     "a checkpoint's own folder": ("loaded_but_never_saved", SAVED, SAVED.replace(AGAIN, AGAIN.replace(
         "'out'", "'out', subfolder='checkpoint-500'"))),

@@ -40,7 +40,6 @@ for batch in loader:
 TRAINER = """from transformers import Trainer, TrainingArguments
 Trainer(model=model, args=TrainingArguments("out", ARGUMENTS), train_dataset=rows).train()
 """
-PHONE = Hardware("Apple M3", "mps", 8, 16 * GIB, 10 * GIB)
 
 
 def judged(path: Path, host: Hardware, monkeypatch: pytest.MonkeyPatch, machine: str | None = None) -> Audit:

@@ -187,8 +187,6 @@ def test_a_module_beside_the_script_comes_before_a_package_of_its_name(tmp_path:
     ("labels_by_old_name", "", "print(model(ids, masked_lm_labels=ids))\nTrainer(model=model, args=args).train()", True),
     ("labels_by_old_name", "def told(masked_lm_labels):\n    pass",
      "print(model(ids, masked_lm_labels=ids))\nTrainer(model=model, args=args).train()", False),
-    ("outputs_unpacked", "from trl import AutoModelForCausalLMWithValueHead", "model = AutoModelForCausalLMWithValueHead."
-     "from_pretrained('gpt2')\n_, _, values = model(ids)\nTrainer(model=model, args=args).train()", False),
     ("attributes_missing", "", "print(AutoTokenizer.from_pretrained('x'))\ntokenizer = made()\nprint(tokenizer.max_len)", True),
     ("option_always_true", "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--a', type=bool)\n"
      "told = parser.parse_args()", "", True),

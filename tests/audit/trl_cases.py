@@ -38,8 +38,6 @@ SPLIT = "import nltk\nnltk.download('{name}')\nwords = nltk.word_tokenize(text)\
     "Trainer(model, args, train_dataset=rows).train()\n")
 KTO = ("from trl import KTOConfig, KTOTrainer\n" + HF + "args = KTOConfig('out', per_device_train_batch_size={size})\n"
        "KTOTrainer(model=model, args=args, train_dataset=rows).train()\n")
-UNPACKED = ("optimizer = torch.optim.AdamW(model.parameters())\nfor batch in loader:\n"
-            "    loss, scores = model(**batch{more})\n    loss.backward()\n    optimizer.step()\n")
 
 TRL_CASES: dict[str, tuple[str, str]] = {
     "rewards_refuse_arguments": (HEAD + GRPO.format(more=""), HEAD + GRPO.format(more=", **kwargs")),
@@ -68,7 +66,6 @@ TRL_CASES: dict[str, tuple[str, str]] = {
     "kto_of_one_example": (HEAD + KTO.format(size=1), HEAD + KTO.format(size=2)),
     "data_with_script": (HEAD + TAKEN.format(name="csebuetnlp/xlsum", split="train"),
                          HEAD + TAKEN.format(name="someone/xlsum", split="train")),
-    "outputs_unpacked": (HEAD + HF + UNPACKED.format(more=""), HEAD + HF + UNPACKED.format(more=", return_dict=False")),
     "colab_only": ("from google.colab import drive\n" + HEAD + HF + ARGUMENTS,
                    "try:\n    from google.colab import drive\nexcept ImportError:\n    drive = None\n" + HEAD + HF + ARGUMENTS),
 }

@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from powertrain.audit.edits import with_text
 from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, places, required
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
@@ -278,15 +277,6 @@ def _is_parsed(script: Script, name: str) -> bool:
                     statement.value.func) not in PARSED:
                 return False
     return True
-
-
-@code_rule_once
-def dtype_as_dotted_text(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A type is given as a text that begins with torch., which torch is then asked for."""
-    for node in script.every(ast.keyword):
-        if node.arg in DTYPES and isinstance(node.value, ast.Constant) and str(node.value.value).startswith("torch."):
-            name = str(node.value.value).removeprefix("torch.")
-            yield found("critical", node, name=name, edits=with_text(script, node.value, f'"{name}"'))
 
 
 @code_rule_once

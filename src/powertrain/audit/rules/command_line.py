@@ -86,41 +86,10 @@ def _is_the_namespace(script: Script, name: ast.Name) -> bool:
 
 
 @code_rule
-def option_stays_text(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """An option of the command line has a number as its default and no type, so a value that is given stays text."""
-    cast = {last_name(call.args[0]) for call in script.calls("int", "float") if call.args}
-    typed = {"type", "action", None}
-    lost = [call for call in script.calls(".add_argument") if not typed & {item.arg for item in call.keywords}
-            and isinstance(default := argument(call, "default"), ast.Constant) and type(default.value) in (int, float)
-            and not flags_of(call) & cast
-            and any(_is_reckoned_with(script, node) for node in script.every(ast.Attribute) if node.attr in flags_of(call))]
-    if lost:
-        yield found("critical", *lost, names=_named(lost))
-
-
-def _is_reckoned_with(script: Script, node: ast.Attribute) -> bool:
-    """Return whether a value stands where only a number can."""
-    around = script.parents.get(node)
-    if isinstance(around, ast.BinOp):
-        return not isinstance(around.op, ast.Mod | ast.Add)              # of texts
-    called = isinstance(around, ast.Call) and last_name(around.func) in ("range", "min", "max")
-    ordered = isinstance(around, ast.Compare) and any(isinstance(each, ORDERED) for each in around.ops)
-    return called or ordered or isinstance(around, ast.Slice) or (isinstance(around, ast.keyword) and around.arg in NUMBERS)
-
-
-@code_rule
 def option_always_true(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """An option of the command line has the type bool, for which every text is true, False too."""
     lost = _of_type(script, "bool")
     if lost and not any(call.args for call in script.calls(".parse_args")):          # parse_args("") reads none
-        yield found("moderate", *lost, names=_named(lost))
-
-
-@code_rule
-def option_split_into_letters(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """An option of the command line has the type list, which makes a list of the letters of what is given."""
-    lost = _of_type(script, "list", "tuple", "set")
-    if lost:
         yield found("moderate", *lost, names=_named(lost))
 
 

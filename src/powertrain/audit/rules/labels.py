@@ -13,14 +13,13 @@ from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script
 from powertrain.audit.steps import is_without_gradients
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import argument, every, gives_name, is_called, is_true, last_name, names_in
+from powertrain.audit.syntax import argument, every, gives_name, is_true, last_name, names_in
 
 MODELS = ("from_pretrained", "from_config", "ForCausalLM", "LMHeadModel")
 CAUSAL = ("CausalLM.from_pretrained", "CausalLM.from_config", "LMHeadModel.from_pretrained", "ForCausalLM", "LMHeadModel")
 LABELS = ("labels", "label", "targets", "target", "target_ids", "y")
 ENDED = ("eos_token", "eos_token_id", "apply_chat_template", "<|endoftext|>", "</s>", "<|im_end|>", "<|eot_id|>")
 COLLATORS = ("transformers.DataCollatorForLanguageModeling", "transformers.data.data_collator.DataCollatorForLanguageModeling")
-COLLATING = ("__call__", "torch_call", "collate_fn", "data_collator", "collate")
 OLD_TRAINER = ("tokenizer", "max_seq_length", "packing")     # arguments of SFTTrainer that TRL had while it used that collator
 REPLACING = (".where", ".masked_fill", ".masked_fill_")
 TO_THE_LONGEST = (True, "longest")           # of a batch: one example alone is not padded
@@ -240,25 +239,6 @@ def _is_of_one_source(script: Script, node: ast.AST, *names: str) -> bool:
     around = every(ast.Assign, script.function(node) or script.tree)
     given = [[script.words(each.value) for each in around if gives_name(each, name)] for name in names]
     return all(given) and len({value for values in given for value in values}) == 1
-
-
-@code_rule
-def labels_made_anew(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The data masks prompts in its labels, and the collator makes labels of its own."""
-    trainer = script.sections.get("trainer")
-    given = argument(trainer, "data_collator", 2) if trainer is not None else None
-    makers = [call for call in script.behind(given) if isinstance(call, ast.Call) and is_called(script.name(call), COLLATORS)
-              and getattr(argument(call, "mlm", 1), "value", None) is False] if given is not None else []
-    masked = next((node for node in script.nodes if _is_minus_100(node) and _masks_prompts(script, node)), None)
-    if makers and masked is not None:
-        yield found("critical", masked, makers[0])
-
-
-def _masks_prompts(script: Script, node: ast.AST) -> bool:
-    """Return whether a -100 goes into labels of the data, and not for their padding, which the collator masks too."""
-    function, words = getattr(script.function(node), "name", "metric"), script.words(script.statement(node))
-    return "labels" in words and function not in COLLATING and "metric" not in function and not any(
-        word in words for word in ("pad", "mask")) and not isinstance(script.parents[node], ast.Compare)
 
 
 @code_rule

@@ -22,7 +22,6 @@ from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 
 METRIC = "training.metric_for_best_model"
-OF_EVERY_EVALUATION = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 SHAPING = ("view", "reshape", "permute", "transpose", "flatten", "contiguous", "float", "squeeze", "unsqueeze", "to", "mT")
 WITHOUT_GRAPH = ("item", "detach", "tolist", "numpy")
 WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
@@ -47,36 +46,6 @@ def _in_function(script: Script, function: ast.AST | None) -> Iterator[ast.AST]:
 def _given(script: Script, name: str, function: ast.AST | None) -> list[ast.Assign]:
     """Return the assignments to a plain name in a function's own code."""
     return [node for node in _in_function(script, function) if isinstance(node, ast.Assign) and gives_name(node, name)]
-
-
-@code_rule_once
-def optimizer_of_earlier_weights(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The optimizer is made before the model that is trained: it updates weights of an earlier one."""
-    for node in script.every(ast.Assign):
-        call = node.value
-        if not isinstance(call, ast.Call) or not script.name(call).endswith(OPTIMIZERS):
-            continue
-        first, function = argument(call, "params", 0), script.function(node)
-        names = {owner.id for inner in every(ast.Call, first) if isinstance(owner := owner_of(inner), ast.Name)
-                 and last_name(inner.func) in ("parameters", "named_parameters")} if first is not None else set()
-        again = [each.lineno for target in node.targets for each in _given(script, last_name(target), function)]
-        for name in sorted(names):
-            for later in _given(script, name, function):
-                here = script.loops(later) == script.loops(node) and any(
-                    loop.lineno > later.lineno and script.function(loop) is function for loop in script.training_loops)
-                if node.lineno < later.lineno > max(again) and here and _replaces(script, later, name):
-                    yield found("critical", node, later, name=name)
-
-
-def _replaces(script: Script, later: ast.Assign, name: str) -> bool:
-    """Return whether an assignment freezes a model's weights around new adapters, or takes another model."""
-    call = later.value
-    if not isinstance(call, ast.Call):
-        return False
-    takes = any(node.id == name for node in every(ast.Name, call))
-    if last_name(call.func) == "get_peft_model":
-        return takes
-    return not takes and script.name(call).endswith(CAUSAL) and not script.conditions(later)
 
 
 def _root(node: ast.AST) -> ast.AST:
@@ -260,21 +229,6 @@ def stopping_without_score(script: Script, subject: Subject, where: Circumstance
     if not evaluates or not scored:
         yield found("critical", call, keys[2] if not evaluates else keys[0], lacks="an eval_strategy" if not evaluates else
                     "metric_for_best_model or load_best_model_at_end")
-
-
-@code_rule
-def best_by_no_metric(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The best model is chosen by a metric that nothing computes."""
-    trainer, metric = script.sections.get("trainer"), subject.value(METRIC)
-    kind = last_name(trainer.func) if trainer is not None else ""
-    if trainer is None or kind not in ("Trainer", "Seq2SeqTrainer") or kind in script.classes or not isinstance(metric, str):
-        return
-    told = {item.arg for item in trainer.keywords}
-    if "loss" in metric or metric.removeprefix("eval_") in OF_EVERY_EVALUATION or {"compute_metrics", None} & told or any(
-            isinstance(item, ast.Starred) for item in trainer.args):
-        return
-    if subject.value("training.eval_strategy") not in (None, False, "no") and not script.says(".compute_metrics"):
-        yield found("critical", METRIC, trainer, metric=metric)
 
 
 @code_rule

@@ -9,7 +9,7 @@ from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.rules.refusals import is_launched
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import argument, every, hides_arguments, last_name, names_in, owner_of, reads_of
+from powertrain.audit.syntax import argument, every, hides_arguments, last_name, owner_of, reads_of
 
 CAUSAL = ("tril", "triu", "causal", "attn_mask", "src_mask", "subsequent_mask", "look_ahead", "block_mask")
 ENCODERS = ("torch.nn.Transformer", "torch.nn.TransformerEncoder", "torch.nn.TransformerDecoder")
@@ -79,20 +79,6 @@ def moved_and_lost(script: Script, subject: Subject, where: Circumstances) -> Fi
         if lost and isinstance(owner, ast.Name) and any(
                 isinstance(value, ast.Call) and script.name(value) in MADE_ON_THE_CPU for value in script.assigned(owner)):
             yield found("low" if where.on_cpu else "critical", call, name=owner.id)
-
-
-@code_rule
-def reward_of_distance(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The reward is a distance itself, so the furthest answer gets the most."""
-    trainer = script.sections.get("trainer")
-    rewards = argument(trainer, "reward_funcs", 1) if trainer is not None else None
-    names = names_in(rewards) if rewards is not None else set()
-    for name in sorted(names & set(script.functions)):
-        for node in every(ast.Return, script.functions[name]):
-            given = node.value.elt if isinstance(node.value, ast.ListComp) else node.value
-            if isinstance(given, ast.Call) and last_name(given.func) == "abs" and isinstance(given.args[0], ast.BinOp) and \
-                    isinstance(given.args[0].op, ast.Sub):
-                yield found("critical", given, name=name)
 
 
 @code_rule

@@ -23,7 +23,6 @@ from powertrain.audit.scopes import (
     only_added_to,
     own_tree,
     run_nodes,
-    trees_of,
 )
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
@@ -42,7 +41,6 @@ SAVING = (".save_model", ".save_pretrained", ".push_to_hub", ".save_state", "tor
           ".merge_and_unload", ".save_file", ".save_checkpoint", ".export")
 HELD_OUT, PARTS = ("val", "eval", "test"), ("model", "tokenizer")
 PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # in names of the number of processes
-OF_A_FUNCTION = frozenset(dir(is_tried))
 OF_PYTHON_3_12 = re.compile(r"\b[rR]?[fF][\"']|^\s*type \w+|^\s*(async def|def|class) \w+\[")       # and of later releases
 FOLDERS = ("model", "models", "checkpoint", "checkpoints", "ckpt", "output", "outputs", "results", "saved", "weights")
 NATIVE, BEGINS = tuple(known("native")), tuple(known("begins"))
@@ -380,21 +378,3 @@ def accumulation_to_nothing(script: Script, subject: Subject, where: Circumstanc
             value if isinstance(operator, ast.FloorDiv) else None            # x = all // by, or x //= by
         if by is not None and any(word in last_name(part).lower() for part in _factors(by) for word in PROCESSES):
             yield found("moderate", node, by=script.words(by))
-
-
-@code_rule
-def module_hidden(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A function of the file takes the name of a module that was imported, and the module is asked for something later."""
-    reached = set(run_nodes(script))
-    for tree in trees_of(script):
-        imported = {item.asname or item.name: node for node in tree.body if isinstance(node, ast.Import) for item in node.names
-                    if item.asname or "." not in item.name}
-        for hiding in tree.body:
-            if not isinstance(hiding, FunctionNode) or hiding.name not in imported:
-                continue
-            asked = [node for node in every(ast.Attribute, tree) if isinstance(node.value, ast.Name)
-                     and node.value.id == hiding.name and isinstance(node.ctx, ast.Load) and node in reached
-                     and node.attr not in OF_A_FUNCTION and not is_tried(script, node)
-                     and (script.function(node) is not None or node.lineno > hiding.lineno)]
-            if imported[hiding.name].lineno < hiding.lineno and asked:
-                yield found("critical", asked[0], hiding, name=hiding.name)

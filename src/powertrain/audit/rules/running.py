@@ -1,21 +1,16 @@
 """Rules on plain Python that ends a run: names out of reach, arguments that are refused, attributes that are not there."""
 
 import ast
-import sys
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
-from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
-from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.scopes import (
     KNOWN,
     Scopes,
-    bound_by,
     bound_names,
     is_annotation,
-    is_open,
     is_tried,
     means,
     run_nodes,
@@ -24,10 +19,7 @@ from powertrain.audit.scopes import (
 )
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, every, inside, last_name, parameters_of
-
-LOADED = ("MaskedLM.from_pretrained", "CausalLM.from_pretrained", "LMHeadModel.from_pretrained",
-          "SequenceClassification.from_pretrained", "ConditionalGeneration.from_pretrained", "Seq2SeqLM.from_pretrained")
+from powertrain.audit.syntax import FunctionNode, inside, last_name
 
 
 @code_rule
@@ -53,38 +45,6 @@ def used_before_given(script: Script, subject: Subject, where: Circumstances) ->
         for node, later in used_before(tree):
             if node in reached and node.id not in KNOWN and node.id not in script.unparsed and not is_tried(script, node):
                 yield found("critical", node, later, name=node.id)
-
-
-@code_rule_once
-def given_on_one_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A name has a value on one process only, and all processes read it."""
-    reached = set(run_nodes(script))
-    for function in (node for node in reached if isinstance(node, FunctionNode)):
-        nodes = list(inside(function))
-        names = [node for node in nodes if isinstance(node, ast.Name)]
-        free = parameters_of(function)
-        free |= {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-        leaves = any(isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break) and _of_one_process(script, node)
-                     for node in nodes)
-        other = {name for node in nodes for name in bound_by(node)}
-        made = dict.fromkeys(node.id for node in names if not isinstance(node.ctx, ast.Load))
-        for name in made if not leaves else ():
-            stores = [node for node in names if node.id == name and not isinstance(node.ctx, ast.Load)]
-            both = any(isinstance(around, ast.If) and any(script.is_within(node, each) for each in around.orelse)
-                       for node in stores for around in script.ancestors(node))
-            if both or name in free | other or not all(_of_one_process(script, node) for node in stores):
-                continue
-            read = next((node for node in names if node.id == name and isinstance(node.ctx, ast.Load)
-                         and node.lineno > stores[0].lineno and not _of_one_process(script, node)
-                         and not is_tried(script, node)), None)
-            if read is not None:
-                yield found("critical", read, stores[0], name=name)
-
-
-def _of_one_process(script: Script, node: ast.AST) -> bool:
-    """Return whether a node stands under a condition on the process's number."""
-    tests = [around.test for around in script.ancestors(node) if isinstance(around, ast.If | ast.IfExp)]
-    return any(word in script.words(test).lower() for test in tests for word in RANKED)
 
 
 @code_rule_once
@@ -207,21 +167,6 @@ def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> 
             yield found("critical", target, function, name=function.name, asked=len(target.elts), given=max(sizes))
 
 
-@code_rule_once
-def outputs_unpacked(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The output of a model of transformers is unpacked, which gives the names of its parts."""
-    if not in_force("transformers", where) or script.says("return_dict", "to_tuple", "torchscript"):
-        return
-    for node in run_nodes(script):
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        call = node.value if isinstance(node, ast.Assign) else None
-        kinds = script.kinds.get(last_name(call.func), frozenset()) if isinstance(call, ast.Call) else frozenset()
-        of_theirs = bool(kinds) and all(kind.startswith("transformers.") and kind.endswith(LOADED) for kind in kinds)
-        starred = isinstance(target, ast.Tuple) and any(isinstance(item, ast.Starred) for item in target.elts)
-        if isinstance(target, ast.Tuple) and of_theirs and not starred and not is_tried(script, node):
-            yield found("critical", node, names=script.words(target))
-
-
 def _returned(function: ast.FunctionDef) -> set[int]:
     """Return the lengths of the tuples that a function gives back; none where it may give something else."""
     sizes = set[int]()
@@ -238,26 +183,3 @@ def _returned(function: ast.FunctionDef) -> set[int]:
 def _file(script: Script, node: ast.AST) -> Path | None:
     module = script.module(node)
     return module.file if module is not None else None
-
-
-@code_rule_once
-def names_not_of_module(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A module of the project is asked for a name that it does not have."""
-    trees = {module.file: module for module in script.modules if module.file.name != "__init__.py"}
-    stored = {node.attr for node in every(ast.Attribute, script.tree) if isinstance(node.ctx, ast.Store)}
-    imported = {}
-    for (node, name), file in script.project.items():
-        for item in getattr(node, "names", ()):
-            if item.name == name and name not in sys.stdlib_module_names and file in trees and (item.asname or "." not in name):
-                imported[_file(script, node), item.asname or item.name] = trees[file]
-    times = _own(script).times
-    for node in run_nodes(script):
-        owner = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else None
-        module = imported.get((_file(script, node), owner.id)) if isinstance(owner, ast.Name) else None
-        if module is None or not isinstance(node, ast.Attribute) or not isinstance(owner, ast.Name) or times[owner.id] \
-                or module.file == _file(script, node):
-            continue
-        names = bound_names(module.tree)
-        if not is_open(module.tree) and node.attr not in names | stored and not node.attr.startswith("__") \
-                and "__getattr__" not in names and "__main__" not in module.text and not is_tried(script, node):
-            yield found("critical", node, name=node.attr, module=module.path.name)
