@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_subjects import GIB, UNKNOWN, cpu, examples, gpu, here, model, script, software
+from audit_subjects import UNKNOWN, cpu, examples, gpu, here, model, script, software
 from setting_cases import SETTING_CASES
 
 from powertrain.audit.audit import audit, audit_subject, read_subject
