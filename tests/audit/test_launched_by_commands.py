@@ -220,13 +220,16 @@ STARTS = ("#!/bin/bash\nRATE=3e-4\n# python other.py\npython scripts/prepare.py\
 def test_a_shell_script_is_read_as_the_training_that_it_starts(tmp_path: Path) -> None:
     told = {"src__train.py": PARSED, "scripts__prepare.py": "print(1)\n", "other.py": PARSED, "jobs__started_sh": STARTS,
             "a_sh": "python src/train.py rows --lr 1e-5\n", "b_sh": "python src/train.py rows --lr 2e-5\n",
-            "jobs__tool_sh": "llamafactory-cli train told.yaml\n", "told_yaml": TOLD_FACTORY, "empty_sh": "ls train.py\n"}
+            "jobs__tool_sh": "llamafactory-cli train told.yaml\n", "told_yaml": TOLD_FACTORY, "empty_sh": "ls train.py\n",
+            "other_sh": "python train.py\n", "far_sh": "cd /home/someone/project/src  # of the author\npython train.py rows\n"}
     (tmp_path / ".git").mkdir()
     subject_of(tmp_path, "print(1)\n", **told)
     subject = read_subject(tmp_path / "jobs" / "started.sh")
     assert subject.path.resolve() == tmp_path / "src" / "train.py"
     assert [other.launch for other in subject.others][:1] == ["started as in jobs/started.sh:6"]
     assert values(subject, "learning_rate") == [3e-4]
+    assert read_subject(tmp_path / "far.sh").path.resolve() == tmp_path / "src" / "train.py"
     assert read_subject(tmp_path / "jobs" / "tool.sh").framework == "llama-factory"
-    with pytest.raises(WrongUse, match="starts no training script or config that is there"):
-        read_subject(tmp_path / "empty.sh")
+    for name, said in (("empty", "starts no script or config that is there"), ("other", "trains nothing .*train.py")):
+        with pytest.raises(WrongUse, match=said):
+            read_subject(tmp_path / f"{name}.sh")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from code_cases import ARGUMENTS, HEAD, HF, MAPPED, PLAIN, TOKENIZER, loop
+from code_cases import ARGUMENTS, CASES, HEAD, HF, MAPPED, PLAIN, TOKENIZER, loop
 from program_cases import PROGRAM_CASES
 from running_cases import RUNNING_CASES
 
@@ -96,6 +96,12 @@ SNAPSHOT = loop(*PLAIN, before="from dataclasses import asdict, dataclass\n@data
                 "    torch.save(kept, 'last.pt')\n"))
 OF_HYDRA = ("import hydra\nfrom own import register\nregister()\n@hydra.main(config_path='conf', config_name='base')\n"
             "def main(config):\n    hydra.utils.instantiate(config.trainer).fit(1)\nmain()\n")
+EAGER = HEAD + ("model = AutoModelForCausalLM.from_pretrained('{name}', attn_implementation='eager')\n") + TRAINED
+SAMPLED = CASES["sampler_without_epoch"][0]
+CACHED = HEAD + HF + ("from transformers.cache_utils import DynamicCache\nclass Own(nn.Module):\n"
+                      "    def forward(self, x, use_cache):\n        if {asks}:\n"
+                      "            x = DynamicCache.from_legacy_cache(x)\n        return x\nmodel = Own()\n") + TRAINED
+WRITTEN = HEAD + HF + TRAINED + "with open('outputs/told.txt', 'w') as file:\n    file.write('a')\n"
 ONCE_WRONG = {
     "products in TF32": (
         "loop_in_fp32", IN_FP32, IN_FP32 + "torch.backends.cuda.matmul.allow_tf32 = True\n", {}),
@@ -148,6 +154,16 @@ ONCE_WRONG = {
         "command_refused", OF_HYDRA.replace("'conf'", "'conf/all'"), OF_HYDRA.replace("'conf'", "'conf/all'"), {
             "run.sh": "python train.py rate=1 {other|model}=gpt2\n", "conf/a.yaml": "", "conf/all/base.yaml": (
                 "defaults:\n  - _self_\n  - model: ???\nrate: 1\n"), "conf/all/model/gpt2.yaml": "layers: 2\n"}),
+    "garbage that is collected": ("cache_emptied_in_loop", loop(*PLAIN, EMPTYING), loop(*PLAIN, "gc.collect()"), {}),
+    "a model that knows no other attention": (
+        "attention_eager", EAGER.format(name="Qwen/Qwen3-4B"), EAGER.format(name="google/gemma-2-9b"), {}),
+    "a sampler of the evaluation": (
+        "sampler_without_epoch", SAMPLED, SAMPLED.replace("sampler =", "val_sampler ="), {}),
+    "what generates alone": (
+        "removed_imports", CACHED.format(asks="model.training"), CACHED.format(asks="use_cache"), {}),
+    "the folder that Hydra makes": (
+        "folder_never_made", WRITTEN, "import hydra\n@hydra.main(config_path='conf')\ndef start(config):\n    pass\n" + WRITTEN,
+        {}),
     "DeepSpeed's engine passes methods on": (
         "method_of_wrapped_model", WRAPPED, WRAPPED, {"run.sh": STARTED.format(config="a.yaml"),
                                                       "a.yaml": "distributed_type: {NO|DEEPSPEED}\n"}),

@@ -41,6 +41,7 @@ def test_a_rule_is_silent_in_its_near_miss(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["from transformers import AdamW", "from trl import PPOTrainer",
+                                  "from transformers import BloomTokenizerFast", "from transformers import JukeboxTokenizer",
                                   "from trl.core import LengthSampler", "from trl.trainer.utils import SIMPLE_CHAT_TEMPLATE",
                                   "import transformers.deepspeed",
                                   "from datasets import load_metric", "import transformers\nprint(transformers.TextDataset)"])
@@ -53,7 +54,7 @@ def test_names_that_the_release_in_force_does_not_have_are_said(line: str, tmp_p
 @pytest.mark.parametrize("line", ["from transformers import LlamaForCausalLM, Trainer, set_seed", "from trl import SFTTrainer",
                                   "from trl.trainer.utils import get_peft_config",
                                   "from trl.experimental.ppo import PPOTrainer",
-                                  "from transformers import T5TokenizerFast",
+                                  "from transformers import T5TokenizerFast, ElectraTokenizer, LEDTokenizerFast",
                                   "from datasets import Features, load_dataset", "from torch.utils.data import DataLoader",
                                   "from transformers.trainer_utils import get_last_checkpoint",
                                   "from torch.cuda.amp import autocast"])

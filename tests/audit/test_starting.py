@@ -24,6 +24,9 @@ def project(folder: Path, **files: str) -> Path:
     return folder / "code"
 
 
+SHARDED = "accelerate launch --config_file zero3.yaml code/train.py"
+
+
 @pytest.mark.parametrize(("command", "beside"), [(PLAIN, False), ("accelerate launch code/train.py", False), (DOTTED, True)])
 def test_modules_stand_where_python_looks_for_them(command: str, beside: bool, tmp_path: Path) -> None:
     there, nearby = ("code__sizes", "sizes") if beside else ("sizes", "code__sizes")
@@ -39,7 +42,8 @@ def test_modules_stand_where_python_looks_for_them(command: str, beside: bool, t
 @pytest.mark.parametrize(("name", "text"), [
     ("run", f"export PYTHONPATH=.\n{PLAIN}"), ("run", f"pip install -e .\n{PLAIN}"), ("run", f"pip install .\n{PLAIN}"),
     ("run", f"conda develop .\n{PLAIN}"), ("run", f"{PLAIN}\n{DOTTED}"), ("run", "ls"), ("run", "python -m torch.train"),
-    ("run", "deepspeed code/train.py"), ("setup.py", ""), ("pyproject.toml", ""), ("setup.cfg", ""), ("code__sizes", ""),
+    ("run", "deepspeed code/train.py"), ("run", SHARDED),
+    ("setup.py", ""), ("pyproject.toml", ""), ("setup.cfg", ""), ("code__sizes", ""),
     ("code__sizes__inner", ""), ("Dockerfile", "ENV PYTHONPATH=/work")])
 def test_modules_may_be_found_all_the_same(name: str, text: str, tmp_path: Path) -> None:
     code = project(tmp_path, run=PLAIN, sizes="")

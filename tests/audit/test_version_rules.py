@@ -117,3 +117,11 @@ def test_a_script_that_starts_nothing_is_read_with_the_one_that_uses_it(tmp_path
 ])
 def test_a_script_that_starts_itself_or_is_used_by_several_is_read_alone(files: dict[str, str], tmp_path: Path) -> None:
     assert "removed_call_arguments" not in rules_of(tmp_path, **files)
+
+
+def test_a_trainer_may_end_in_another_word(tmp_path: Path) -> None:
+    own = "from transformers import AdamW, Seq2SeqTrainer\nclass TrainerForChat(Seq2SeqTrainer):\n    pass\n"
+    using = "from own import {name}\ndef main():\n    trainer = {name}(model)\n    trainer.train()\nmain()\n"
+    assert "removed_imports" in rules_of(tmp_path, own=own, training=using.format(name="TrainerForChat"))
+    callback = own.replace("TrainerForChat(Seq2SeqTrainer)", "TrainerCallback(object)")
+    assert "removed_imports" not in rules_of(tmp_path, own=callback, training=using.format(name="TrainerCallback"))

@@ -64,12 +64,15 @@ def _read(path: Path, root: Path | None) -> Subject:
 
 def _read_started(shell: Path, root: Path | None) -> Subject:
     """Return the subject of the first script or config that trains, of those that a shell script starts."""
-    for file in started_by(shell):
+    files = [*started_by(shell)]
+    for file in files:
         with suppress(WrongUse):
             subject = read_script(file, root=root, shell=shell) if file.suffix == ".py" else read_config(file)
             if subject.framework != "unknown":
                 return subject
-    raise WrongUse(f"{shell} starts no training script or config that is there; name the file that trains")
+    told = f"what {shell} starts trains nothing that is there ({', '.join(dict.fromkeys(map(str, files)))})" if files else (
+        f"{shell} starts no script or config that is there")
+    raise WrongUse(f"{told}; name the file that trains")
 
 
 def files_in(path: Path) -> list[Path]:

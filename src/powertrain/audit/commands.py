@@ -111,7 +111,9 @@ def started_by(shell: Path) -> Iterator[Path]:
     filled = [VARIABLE.sub(lambda found: set_once.get(found[1] or found[2], found[0]), text) for _, text in _statements(lines)]
     words = [[word.strip("'\"") for word in text.split()] for text in filled if not text.lstrip().startswith("#")]
     above = [folder for folder in own.parents if folder.is_relative_to(root_of(own))]
-    folders = [*(folder / line[1] for folder in above for line in words if line[:1] == ["cd"] and len(line) > 1), *above]
+    entered = [line[1] for line in words if line[:1] == ["cd"] and len(line) > 1]
+    ends = [path.split("/", at)[at] for path in entered for at in range(path.count("/") + 1)]        # of the author's path too
+    folders = [*(folder / end for folder in above for end in ends), *above]
     for starters, suffixes in ((STARTERS, (".py",)), (TOOLS, SUFFIXES)):
         for word in (word for line in words if any(each.startswith(starters) for each in line) for word in line):
             yield from islice((folder / word for folder in folders if word.endswith(suffixes) and (folder / word).is_file()), 1)

@@ -25,7 +25,7 @@ ENUMS = frozenset({"Enum", "StrEnum", "IntEnum"})
 DEEPEST = 12                                 # of imports that hand a name on, and of classes that derive
 OPEN_OF_STUBS = ("experimental",)            # whose modules a stub does not list
 BY_FILES = "define_import_structure("        # by which transformers hands on the names of its models
-OF_OTHERS = ("Tokenizer", "TokenizerFast", "ImageProcessorFast")     # of which transformers 5 gives another class
+TOKENIZERS = ("Tokenizer", "TokenizerFast")     # of which transformers 5 gives another class, if it knows the tokenizer
 OF_MODELS = ("modeling_", "configuration_", "tokenization_")         # of files that were once beside those of all models
 MADE_AS_LOADED = re.compile(r"globals\(\)\.update|globals\(\)\[(?!\"__file__\"\])|vars\(\)\[")
 
@@ -134,9 +134,9 @@ def _modules_of(stub: Path) -> frozenset[str]:
 @cache
 def lacks(module: str, name: str) -> bool:
     """Return whether a library's module surely has no such name."""
-    if name.endswith(OF_OTHERS):
-        return False
     path = file_of(module)
+    if name.endswith("ImageProcessorFast") or (path is not None and name.endswith(TOKENIZERS) and _knows_tokenizer(path, name)):
+        return False
     if path is None or (module == "torch" and not name.startswith("_")):     # which is compiled, in good part
         return is_missing(module)
     names, is_open = names_in(path)
@@ -145,11 +145,20 @@ def lacks(module: str, name: str) -> bool:
     return not (module == "transformers" and not name.startswith(OF_MODELS) and _is_of_a_model(path.parent, name))
 
 
+def _knows_tokenizer(path: Path, name: str) -> bool:
+    """Return whether transformers, in whose folder a file lies, has a tokenizer or gives another one in its place."""
+    plain, converters = name.removesuffix("Fast"), path.parent / "convert_slow_tokenizer.py"
+    return not converters.is_file() or f'"{plain}"' in converters.read_text(encoding="utf-8") or _is_of_a_model(
+        path.parent, plain)
+
+
 @cache
 def _is_of_a_model(folder: Path, name: str) -> bool:
     """Return whether a file of the models of transformers says a name, which it then hands on."""
     wanted = name.encode()
-    return any(wanted in file.read_bytes() for file in (folder / "models").glob("*/*.py"))
+    bound = re.compile(rf"^(?:class |def )?{re.escape(name)}\b".encode(), re.MULTILINE)
+    return any(bound.search(text) if file.parent.name == "auto" else True     # where names of tokenizers stand that are gone
+               for file in (folder / "models").glob("*/*.py") if wanted in (text := file.read_bytes()))
 
 
 @cache

@@ -11,8 +11,8 @@ from powertrain.audit.commands import commands, project_files, shown, text_of
 from powertrain.audit.configs import SUFFIXES
 from powertrain.audit.known_calls import FROM_A_FILE, READERS
 from powertrain.audit.scopes import own_tree
-from powertrain.audit.script import TRAINING, Command, Script
-from powertrain.audit.syntax import FunctionNode, argument, every, inside, is_backward, last_name
+from powertrain.audit.script import Command, Script, is_training
+from powertrain.audit.syntax import FunctionNode, argument, every, inside, last_name
 from powertrain.records.findings import Place
 
 ALONE: dict[str, str] = {}
@@ -44,8 +44,7 @@ def user_of(script: Script) -> Path | None:
     """Return the one script of the project that imports a script which trains in functions alone, and starts none of them."""
     own, stem = own_tree(script), re.escape(script.path.stem)
     defined = {node.name for node in own.body if isinstance(node, FunctionNode | ast.ClassDef)}
-    starts = (is_backward(node) or (isinstance(node, ast.Call) and last_name(node.func).endswith((*TRAINING, *defined)))
-              for node in inside(own))
+    starts = (is_training(node) or (isinstance(node, ast.Call) and last_name(node.func) in defined) for node in inside(own))
     if "__main__" in script.own_text or not defined or script.path.suffix != ".py" or any(starts) or commands(script):
         return None
     said = re.compile(rf"^\s*(from\s+[\w.]*\b{stem}\s+import|from\s+[\w.]+\s+import\s.*\b{stem}\b|import\s.*\b{stem}\b)", re.M)

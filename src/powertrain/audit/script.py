@@ -20,7 +20,7 @@ from powertrain.audit.syntax import DEFINITIONS, FunctionNode, Loop, Node, every
 from powertrain.records.findings import Evidence, Place
 
 SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
-TRAINING = ("Trainer", "TrainingArguments", "SFTConfig")     # ends of the names of calls without which nothing is trained
+TRAINING = re.compile(r"Trainer(?!Callback|State|Control)|(TrainingArguments|SFTConfig)$")       # calls that training needs
 FILLED_IN = re.compile(r"[$<>{}*`]|\.\.\.")  # in a command's word: another one stands there when it is given
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
@@ -233,8 +233,8 @@ class Script:
         own = [function for function in functions if self.module(function) is None]
         # of modules, only what the script leads to: a project has other trainings too
         mine = _closure([*own, *named_in(self.tree)], reach) if self.modules else set(functions)
-        training = {function for function in mine if any(_trains(node) for node in inside(function))}
-        if not training and not any(_trains(node) for node in inside(self.tree)):
+        training = {function for function in mine if any(is_training(node) for node in inside(function))}
+        if not training and not any(is_training(node) for node in inside(self.tree)):
             return None
         grown = 0
         while len(training) > grown:                     # the callers of what trains
@@ -396,5 +396,5 @@ def _closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[Functio
     return found
 
 
-def _trains(node: ast.AST) -> bool:             # a backward pass, or what makes a Trainer or its arguments
-    return is_backward(node) or (isinstance(node, ast.Call) and last_name(node.func).endswith(TRAINING))
+def is_training(node: ast.AST) -> bool:             # a backward pass, or what makes a Trainer or its arguments
+    return is_backward(node) or (isinstance(node, ast.Call) and TRAINING.search(last_name(node.func)) is not None)

@@ -38,6 +38,7 @@ TOKENIZERS, THREADS = "environment.TOKENIZERS_PARALLELISM", ("environment.OMP_NU
 STREAMING = "data.streaming"
 ORDERED_OTHERWISE = ("sampler", "batch_sampler")
 DRAWS = ("IterableDataset", "shuffle", "streaming", "randint", "randperm", "random")
+OF_OTHER_ROWS = re.compile("eval|val|test|dev")
 SAMPLERS = ("torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler")
 
 
@@ -321,7 +322,8 @@ def _draws(script: Script) -> bool:
 @code_rule
 def sampler_without_epoch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A DistributedSampler draws the same order in every epoch."""
-    call = next(script.calls(*SAMPLERS), None)
+    call = next((call for call in script.calls(*SAMPLERS) if not OF_OTHER_ROWS.search(script.words(script.statement(call)))),
+                None)
     shuffle = argument(call, "shuffle") if call is not None else None
     if call is None or ".set_epoch(" in script.text or not script.training_loops or (
             isinstance(shuffle, ast.Constant) and not shuffle.value) or subject.value("training.num_train_epochs") == 1:

@@ -163,7 +163,7 @@ def double_quantisation_off(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def attention_eager(subject: Subject, where: Circumstances) -> Findings:
     """Attention writes all its scores to memory."""
-    if subject.value(IMPLEMENTATION) == "eager":
+    if subject.value(IMPLEMENTATION) == "eager" and "gemma-2" not in str(subject.value("model.path")):       # it has no sdpa
         tokens = where.data.max_length or where.data.block if where.data is not None else None
         scores_mib = 4 * where.model.heads * tokens**2 / 2**20 if where.model is not None and tokens is not None else None
         yield found("moderate", IMPLEMENTATION, edits=set_to(subject, IMPLEMENTATION, "sdpa"), tokens=tokens,

@@ -144,7 +144,8 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
             library = gone.partition(".")[0]
             there = in_force(library, where) if library in LIBRARIES else since(where) == "critical" and not (
                 is_pinned(script, library) or is_own(script, library))
-            if there and not is_guarded(script, node):
+            generates = any("use_cache" in script.words(around.test) for around in script.conditions(node))
+            if there and not generates and not is_guarded(script, node):
                 yield node, gone
 
 

@@ -27,14 +27,13 @@ ADAPTERS = (4e-5, 2e-2)      # around TRL's and PEFT's 1e-4 .. 2e-4: a rate belo
 FULL = (1e-7, 3e-4)          # around 1e-5 .. 5e-5
 USUAL_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 BESIDE = ("training.per_device_train_batch_size", "training.num_train_epochs", "training.output_dir")
-REWARDING = ("GRPOTrainer", "PPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "DPOTrainer", "KTOTrainer", "ORPOTrainer",
-             "CPOTrainer", "RewardTrainer")
-FEWEST = 10                  # steps of a run of which intervals say anything
+REWARDING = tuple(f"{name}Trainer" for name in ("GRPO", "PPO", "RLOO", "OnlineDPO", "DPO", "KTO", "ORPO", "CPO", "Reward"))
+FEWEST, SHORT_RUN = 10, 200  # steps of a run: of which intervals say anything, below which each line of the log is wanted
 MOST_WARMUP, USUAL_WARMUP = 0.5, 0.03        # of the run
 BUDGET = 0.02                # of the run's time, for what is not training
 MUCH = 0.05                  # of it; less is within what equal runs differ by
-SHORT_RUN = 200              # steps, below which each line of the log is wanted
-NEVER = {"eval": "it is never evaluated", "logging": "no loss is logged", "save": "nothing is saved before its end"}
+NEVER = {"eval": "nothing is evaluated", "logging": "no loss is logged", "save": "nothing is saved"}
+AT_END = (5,)                # transformers, which evaluates once more when a run ends
 LENGTHS = ("num_training_steps", "T_max", "total_steps", "total_iters")     # arguments that say how long a schedule is
 
 
@@ -275,10 +274,11 @@ def intervals_never_fire(subject: Subject, where: Circumstances) -> Findings:
     never = [what for what, every in intervals.items() if every is not None and steps is not None and every > steps
              and (what != "save" or SAVING in subject.settings)]
     if never and steps is not None:
-        tenth = max(1, steps // 10)
-        yield found("low" if never == ["save"] else "moderate", *(f"training.{what}_steps" for what in never),
-                    subject.settings.get(STEPS), steps=steps, tenth=tenth,
-                    never="; ".join(f"{NEVER[what]} ({what}_steps={intervals[what]:g})" for what in never),
+        new = subject.framework in TRAINERS and (where.version("transformers") or (0,)) >= AT_END
+        tenth, ends = max(1, steps // 10), ("save", "eval") if new else ("save",)
+        says = [f"{NEVER[what]}{' before its end' * (what in ends)} ({what}_steps={intervals[what]:g})" for what in never]
+        yield found("low" if {*never} <= {*ends} else "moderate", *(f"training.{what}_steps" for what in never),
+                    subject.settings.get(STEPS), steps=steps, tenth=tenth, never="; ".join(says),
                     words=" ".join(f"{what}_steps={tenth}" for what in never))
 
 

@@ -225,6 +225,8 @@ def folder_never_made(script: Script, subject: Subject, where: Circumstances) ->
         if OPEN.search(folder) or not folder.strip("./") or made.node not in reached or is_tried(script, made.node):
             continue
         own = Path(folder).as_posix()
+        if own == "outputs" and script.has_call("hydra.main"):       # which makes it
+            continue
         near = [each for each in (*given, *(each for maker, each in begun if maker is not made))
                 if Path(each).as_posix().startswith(own)]
         if near or any((each / folder).exists() for each in folders) or _is_made_elsewhere(script, own):

@@ -206,12 +206,13 @@ def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances)
     if any(word in said for word in INSTALLING) or any(
             file.name in ("setup.py", "pyproject.toml", "setup.cfg") for file in project_files(script)):
         return
-    started = [command for command in commands(script) if "deepspeed" not in command.starter and command.starter[-1] != "-m"]
+    started = [command for command in commands(script) if not re.search("deepspeed|zero", " ".join(command.starter))
+               and command.starter[-1] != "-m"]
     dotted = next((name for name in re.findall(r"-m\s+([\w.]+)", said) if own.with_suffix("").as_posix().endswith(
         "/" + name.replace(".", "/"))), "")
     if bool(started) == bool(dotted):
         return
-    base = own.parent if started else own.parents[dotted.count(".")]      # deepspeed adds the folder that it is in
+    base = own.parent if started else own.parents[dotted.count(".")]      # DeepSpeed adds the folder that it is in
     texts = [script.own_text, *(module.text for module in script.modules if module.file.is_relative_to(base))]
     if any(word in text for word in SEARCHED for text in texts):
         return
