@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from code_cases import ARGUMENTS, HEAD, HF, TOKENIZER
-from library_cases import MADE, TIED, TRAINED
+from library_cases import LIBRARY_CASES, MADE, TIED, TRAINED
 from test_projects import project
 from trl_cases import FORMATTED, SFT, TAKEN
 
@@ -91,6 +91,28 @@ def test_a_formatting_function_may_be_imported_under_another_name(tmp_path: Path
     path = project(tmp_path, rows=FORMATTED.format(given="texts"), train=HEAD + "from rows import told as tell\n" + HF
                    + SFT.format(args="", more=", formatting_func=tell"))
     assert [*BY_NAME["formatting_gives_many"].find(read_subject(path), TODAY)]
+
+
+SHARDED = HEAD + HF + ARGUMENTS.replace("args =", "training_args =") + (
+    "{asks}:\n    print('FSDP')\nTrainer(model, training_args, train_dataset=rows).train()\n")
+
+
+@pytest.mark.parametrize(("asks", "when"), [
+    ("if len(training_args.fsdp) > 0", [""]), ("if training_args.fsdp", []),
+    ("if training_args.fsdp is not None and len(training_args.fsdp) > 0", []),
+    ("if model.quantised:\n    if len(training_args.fsdp) > 0:\n        print(1)\nif model.quantised",
+     ["model.quantised holds"])])
+def test_fsdp_of_the_arguments_has_no_length(asks: str, when: list[str], tmp_path: Path) -> None:
+    path = project(tmp_path, train=SHARDED.format(asks=asks))
+    assert [each.when for each in BY_NAME["fields_changed"].find(read_subject(path), TODAY)] == when
+
+
+def test_a_launcher_that_gives_the_rank_as_an_option_fills_it(tmp_path: Path) -> None:
+    text = LIBRARY_CASES["fields_changed"][0]
+    for command, said in (("torchrun", 1), ("deepspeed", 0)):
+        path = project(tmp_path, train=text)
+        (tmp_path / "run.sh").write_text(f"{command} train.py\n")
+        assert len([*BY_NAME["fields_changed"].find(read_subject(path), TODAY)]) == said
 
 
 IN_FUNCTIONS = HEAD + "def fit(model):\n    " + ARGUMENTS + "    Trainer(model, args, train_dataset=rows).train()\n"

@@ -1,7 +1,8 @@
-"""The rule on attributes that an object does not have: of the project's classes, of the libraries', and of tokenizers."""
+"""Rules on attributes that an object does not have, or that hold something else since a release: of classes, of arguments."""
 
 import ast
 
+from powertrain.audit.commands import commands
 from powertrain.audit.installed import gives, in_force, members, root
 from powertrain.audit.rules.base import Findings, code_rule, found, known
 from powertrain.audit.rules.calls import object_of, of_library, own_class
@@ -91,6 +92,33 @@ def _holds_arguments(script: Script, name: str) -> bool:
     made = script.kinds.get(name, frozenset())
     return "train" in name and len(made) == 1 and all(
         each.startswith("transformers.") and each.endswith("TrainingArguments") for each in made)
+
+
+@code_rule
+def fields_changed(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A field of the arguments is read as an earlier release of transformers filled it: the process's rank, or a text."""
+    if not in_force("transformers", where) or not subject.trainer:
+        return
+    given = any("deepspeed" in word or "distributed.launch" in word for command in commands(script) for word in command.starter)
+    for test in (node for node in run_nodes(script) if isinstance(node, ast.If) and not given):
+        needed = test.test.values if isinstance(test.test, ast.BoolOp) and isinstance(test.test.op, ast.And) else [test.test]
+        saves = [call for call in every(ast.Call, ast.Module(test.body, [])) if "save" in last_name(call.func)]
+        for each in needed if saves else ():
+            left = (each.left, *script.assigned(each.left)) if isinstance(each, ast.Compare) else ()
+            if script.words(each).endswith("== 0") and any(_is_field(script, node, "local_rank") for node in left):
+                yield found("critical", each, saves[0], case="rank")
+    for call in (node for node in run_nodes(script) if isinstance(node, ast.Call) and script.words(node.func) == "len"):
+        asked = any(isinstance(around, ast.BoolOp) and isinstance(around.op, ast.And) and call not in ast.walk(around.values[0])
+                    and "fsdp" in script.words(around.values[0]) for around in script.ancestors(call))
+        if call.args and _is_field(script, call.args[0], "fsdp") and not asked and not is_tried(script, call):
+            around = [each for each in script.conditions(call) if call not in ast.walk(each.test)]
+            yield found("critical", call, case="fsdp", only=f"{script.words(around[0].test)} holds" if around else "")
+
+
+def _is_field(script: Script, node: ast.AST, name: str) -> bool:
+    """Return whether code reads a field of transformers' arguments: `training_args.fsdp`, `trainer.args.fsdp`."""
+    return isinstance(node, ast.Attribute) and node.attr == name and (
+        script.words(node.value) in ("trainer.args", "self.trainer.args") or _holds_arguments(script, last_name(node.value)))
 
 
 def _is_of_a_switch(script: Script, node: ast.AST) -> bool:
