@@ -13,6 +13,9 @@ TIED = HEAD + ("from transformers import PreTrainedModel\nclass Own(PreTrainedMo
                "    def __init__(self, config):\n        super().__init__(config)\n        self.told = nn.Embedding(9, 9)\n"
                "        self.head = nn.Linear(9, 9, bias=False)\n        self.told.weight = self.head.weight\n"
                "        self.post_init()\nmodel = Own(config)\n{use}\n")
+SCORED = HEAD + HF + ("from transformers import pipeline\ngiven = dict(batch_size=8)\n"
+                      "score = pipeline('sentiment-analysis', 'x')\nprint(score('a', {asks}))\n"
+                      + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n")
 RANKED = HEAD + ("def keep(trainer):\n    if trainer.args.should_save and {asks} == 0:\n        trainer.save_model('out')\n"
                  + HF + ARGUMENTS + "trainer = Trainer(model, args, train_dataset=rows)\ntrainer.train()\nkeep(trainer)\n")
 TRAINED = ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()"
@@ -24,5 +27,6 @@ LIBRARY_CASES: dict[str, tuple[str, str]] = {
                              MADE.format(last="self.post_init()", made="Own(config)")),
     "tied_weights_undeclared": (TIED.format(more="config_class = Config", use=TRAINED),
                                 TIED.format(more="_tied_weights_keys = {'head.weight': 'told.weight'}", use=TRAINED)),
+    "all_scores_gone": (SCORED.format(asks="return_all_scores=True"), SCORED.format(asks="top_k=None")),
     "fields_changed": (RANKED.format(asks="trainer.args.local_rank"), RANKED.format(asks="trainer.args.local_process_index")),
 }

@@ -21,6 +21,7 @@ REPORTING, EVALUATING = "training.report_to", "training.eval_strategy"
 REMOVED: Mapping[str, str] = known("removed_arguments")
 GONE: Mapping[str, str] = known("gone_imports")
 GONE_TRAINERS = ("trl.PPOTrainer", "trl.PPOv2Trainer")
+OLD_SCORES = "return_all_scores"
 GONE_TASKS = tuple(known("gone_tasks"))
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 OF_UNSLOTH = ("tokenizer", "max_seq_length")          # which its trainers still take
@@ -200,6 +201,15 @@ def task_gone(script: Script, subject: Subject, where: Circumstances) -> Finding
             gone.append((task, said))
     if gone:
         yield found(since(where), *(node for node, _ in gone), names=", ".join(dict.fromkeys(said for _, said in gone)))
+
+
+@code_rule_once
+def all_scores_gone(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A pipeline is asked for the scores of all labels by an argument that it no longer has."""
+    asked = [node for node in script.nodes if (isinstance(node, ast.keyword) and node.arg == OLD_SCORES) or (
+        isinstance(node, ast.Dict) and any(getattr(key, "value", "") == OLD_SCORES for key in node.keys))]
+    if asked and script.has_call("transformers.pipeline"):
+        yield found(since(where), *asked[:3])
 
 
 @code_rule_once
