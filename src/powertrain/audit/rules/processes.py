@@ -171,7 +171,7 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
 @code_rule_once
 def compiled_names_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Weights are saved under the names of the compiled model."""
-    for call in script.calls(".state_dict") if not script.says("_orig_mod") else ():
+    for call in script.calls(".state_dict") if "_orig_mod" not in script.text else ():
         owner = owner_of(call)
         if owner is not None and script.is_made_by(owner, "torch.compile"):
             yield found("low", call)
