@@ -116,7 +116,9 @@ def started_by(shell: Path) -> Iterator[Path]:
     folders = [*(folder / end for folder in above for end in ends), *above]
     for starters, suffixes in ((STARTERS, (".py",)), (TOOLS, SUFFIXES)):
         for word in (word for line in words if any(each.startswith(starters) for each in line) for word in line):
-            yield from islice((folder / word for folder in folders if word.endswith(suffixes) and (folder / word).is_file()), 1)
+            found = next((folder / word for folder in folders if word.endswith(suffixes) and (folder / word).is_file()), None)
+            if found is not None:
+                yield Path(os.path.normpath(shell.parent / os.path.relpath(found, own.parent)))      # as the shell script's
 
 
 @lru_cache(maxsize=2)
