@@ -78,7 +78,7 @@ def _of_file(file: Path, name: str) -> Iterator[Line]:
     set_once = _variables(lines)
     for number, text in _statements(lines):
         if any(word in text for word in STARTERS) and not text.lstrip().startswith("#"):
-            filled = VARIABLE.sub(lambda found: set_once.get(found[1] or found[2], found[0]), re.sub(r";(?=\s|$)", " ;", text))
+            filled = _filled(re.sub(r";(?=\s|$)", " ;", text), set_once)
             with suppress(ValueError):                   # of quotes without an end
                 yield Line(file, Place(name, number), tuple(shlex.split(filled.replace("\\", "/") if file.suffix == ".bat"
                                                                         else filled)))
@@ -104,12 +104,16 @@ def _variables(lines: list[str]) -> dict[str, str]:
     return {name: values[0] for name, values in found.items() if len(values) == 1 and not UNKNOWN.search(values[0])}
 
 
+def _filled(text: str, set_once: dict[str, str]) -> str:
+    return VARIABLE.sub(lambda found: set_once.get(found[1] or found[2], found[0]), text)
+
+
 def started_by(shell: Path) -> Iterator[Path]:
     """Yield the scripts that a shell script gives to Python, then the configs that it gives to a tool that configs tell all."""
     lines, own = text_of(shell).splitlines(), shell.resolve()
     set_once = _variables(lines)
-    filled = [VARIABLE.sub(lambda found: set_once.get(found[1] or found[2], found[0]), text) for _, text in _statements(lines)]
-    words = [[word.strip("'\"") for word in text.split()] for text in filled if not text.lstrip().startswith("#")]
+    filled = (_filled(text, set_once) for _, text in _statements(lines) if not text.lstrip().startswith("#"))
+    words = [[word.strip("'\"") for word in text.split()] for text in filled]
     above = [folder for folder in own.parents if folder.is_relative_to(root_of(own))]
     entered = [line[1] for line in words if line[:1] == ["cd"] and len(line) > 1]
     ends = [path.split("/", at)[at] for path in entered for at in range(path.count("/") + 1)]        # of the author's path too
