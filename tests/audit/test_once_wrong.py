@@ -203,7 +203,7 @@ def test_a_cache_that_is_seldom_emptied_costs_little(steps: int, says: str, tmp_
 @pytest.mark.parametrize(("release", "says"), [("4.57.0", "moderate"), ("5.23.0", "low")])
 def test_transformers_5_evaluates_when_a_run_ends(release: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text(HEAD + HF + "args = TrainingArguments('out', max_steps=50, eval_strategy='steps', eval_steps=100)\n"
-                    "Trainer(model, args).train()\n", encoding="utf-8")
+    path.write_text(HEAD + HF + "args = TrainingArguments('out', max_steps=50, logging_steps=5, eval_strategy='steps',"
+                    " eval_steps=100)\nTrainer(model, args).train()\n", encoding="utf-8")
     where = Circumstances(software=Software({"transformers": release}, {}))
     assert [each.severity for each in BY_NAME["intervals_never_fire"].find(read_subject(path), where)] == [says]
