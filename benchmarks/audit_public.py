@@ -83,11 +83,13 @@ def keep(study: Path, found: Path, judged: Path) -> None:
     with tempfile.TemporaryDirectory() as cache:
         hardware, software = read_hardware(Path(cache), measure=False), read_software()
     halves = {half: counts([subject for subject in subjects if subject["half"] == half]) for half in HALVES}
+    kinds = {kind: counts([subject for subject in subjects if subject.get("kind") == kind])
+             for kind in dict.fromkeys(subject["kind"] for subject in subjects if "kind" in subject)}      # of the newest half
     answered = [{**{key: subject[key] for key in ("repo", "path", "half", "findings")},
                  "found": {number: one["found"] for number, one in enumerate(subject["expected"]) if one["found"]}}
                 for subject in subjects]             # what was expected stands in expectations.json, by number
     made = Study(study.name, "audit", f"the audit of {len(subjects)} public files, against what a reader expected",
-                 **studies.circumstances(hardware, software), findings={"halves": halves, "subjects": answered})
+                 **studies.circumstances(hardware, software), findings={"halves": halves, "kinds": kinds, "subjects": answered})
     studies.save(study, made, {"hardware": hardware, "software": software}, over=True)
 
 

@@ -19,8 +19,9 @@ def public(studies: Path) -> str:
     found = studies_of("audit", studies)
     if not found:
         return NONE
-    halves: Mapping[str, Any] = found[-1]["findings"]["halves"]
+    halves, kinds = found[-1]["findings"]["halves"], found[-1]["findings"].get("kinds", {})
     rows = [_row(half, counts, severity) for half, counts in reversed(halves.items()) for severity in WHAT]
+    rows[2:2] = [_row(f"of these, {kind}", counts, "critical") for kind, counts in kinds.items()]
     return f"{markdown_table(COLUMNS, rows)}\n{folder_of(found[-1])}\n"
 
 

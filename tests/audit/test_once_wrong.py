@@ -159,6 +159,9 @@ ONCE_WRONG = {
         "attention_eager", EAGER.format(name="Qwen/Qwen3-4B"), EAGER.format(name="google/gemma-2-9b"), {}),
     "a sampler of the evaluation": (
         "sampler_without_epoch", SAMPLED, SAMPLED.replace("sampler =", "val_sampler ="), {}),
+    "a sampler of a validation set": (
+        "sampler_without_epoch", SAMPLED.replace("(data)", "(data, rank=device_of_interval)"),
+        SAMPLED.replace("(data)", "(validation_data)"), {}),
     "what generates alone": (
         "removed_imports", CACHED.format(asks="model.training"), CACHED.format(asks="use_cache"), {}),
     "the folder that Hydra makes": (

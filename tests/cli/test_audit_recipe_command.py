@@ -62,6 +62,23 @@ def test_a_recipe_is_written_once_and_summed_up(beside: Path, cli: Cli) -> None:
     assert (beside / "mine.yaml").read_text() == before
 
 
+STARTED = ("import argparse\nfrom transformers import Trainer, TrainingArguments\nparser = argparse.ArgumentParser()\n"
+           "parser.add_argument('--lr', type=float, default=1e-3)\n"
+           "Trainer('base', TrainingArguments('out', learning_rate=parser.parse_args().lr)).train()\n")
+
+
+def test_a_shell_script_is_converted_with_the_options_that_it_gives(beside: Path, cli: Cli) -> None:
+    (beside / "train.py").write_text(STARTED)
+    (beside / "run.sh").write_text("python train.py --lr 3e-4\n")
+    (beside / "tool.sh").write_text("llamafactory-cli train told.yaml\n")
+    (beside / "told.yaml").write_text("stage: sft\nfinetuning_type: lora\nmodel_name_or_path: x\ndataset: a\ntemplate: qwen\n")
+    for name, rate in (("train.py", "0.001"), ("run.sh", "0.0003")):
+        out = cli("audit", name, "--convert", folder=beside)[1]
+        assert f"learning_rate: {rate}" in out
+        assert "(a training script)" in out
+    assert "told.yaml (a LLaMA-Factory YAML" in cli("audit", "tool.sh", "--convert", folder=beside)[1]
+
+
 def test_both_arms_run_and_learn_the_same(beside: Path, cli: Cli) -> None:
     code, out, err = cli("audit", "config.yaml", "--verify", "--budget", "1s", "--json", folder=beside, fault=("cores", 1))
     assert code == 0, err

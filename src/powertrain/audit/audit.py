@@ -70,7 +70,7 @@ def _read_started(shell: Path, root: Path | None) -> Subject:
             subject = read_script(file, root=root, shell=shell) if file.suffix == ".py" else read_config(file)
             if subject.framework != "unknown":
                 return subject
-    told = f"what {shell} starts trains nothing that is there ({', '.join(dict.fromkeys(map(str, files)))})" if files else (
+    told = f"{shell} starts {', '.join(dict.fromkeys(map(str, files)))}, which trains nothing" if files else (
         f"{shell} starts no script or config that is there")
     raise WrongUse(f"{told}; name the file that trains")
 

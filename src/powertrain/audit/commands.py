@@ -20,7 +20,7 @@ from powertrain.audit.script import Command, Script
 from powertrain.records.findings import Place
 
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
-TOOLS = ("llamafactory-cli", "axolotl", "tune")          # which a config tells all
+TOOLS = ("llamafactory-cli", "axolotl", "tune")          # which take all their settings from a config
 ENDS = (";", "&&", "||", "|", "&", "#", ">", "2>", "1>", "`")        # beginnings of words behind which another command stands
 TELLING = (".sh", ".bat", ".md", ".ipynb")
 SET = re.compile(r"(?:export +|set +)?([A-Za-z_]\w*)(?: *[:?]?= +|[?:]?=)([^#]*)")
@@ -109,7 +109,7 @@ def _filled(text: str, set_once: dict[str, str]) -> str:
 
 
 def started_by(shell: Path) -> Iterator[Path]:
-    """Yield the scripts that a shell script gives to Python, then the configs that it gives to a tool that configs tell all."""
+    """Yield the scripts that a shell script starts by Python, then the configs that it gives to LLaMA-Factory and the like."""
     lines, own = text_of(shell).splitlines(), shell.resolve()
     set_once = _variables(lines)
     filled = (_filled(text, set_once) for _, text in _statements(lines) if not text.lstrip().startswith("#"))

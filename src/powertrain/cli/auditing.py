@@ -254,7 +254,8 @@ def _convert(path: Path, out: Path | None, *, as_json: bool) -> int:
     from powertrain.audit.conversion import account_json, recipe_yaml
 
     conversion = _converted(path)
-    kind = why_recognised(path) if path.suffix in SUFFIXES else "a training script"
+    read = conversion.subject.path                       # of a shell script: what it starts
+    kind = why_recognised(read) if read.suffix in SUFFIXES else "a training script"
     text = redacted(recipe_yaml(conversion, kind))
     if out is not None:
         if out.exists():
@@ -282,10 +283,12 @@ def _converted(path: Path) -> Conversion:
     from powertrain.audit.project import parse
 
     subject = read_subject(path)
+    started = (other for other in subject.others if other.script is not None and other.script.shell and other.script.command)
+    subject = next(started, subject)                     # a shell script gives the options too
     if subject.script is not None and not subject.script.trains:
         raise WrongUse(f"{path} trains nothing: it makes no Trainer and calls no backward(); convert the script that trains")
     if subject.script is not None:
-        parse(path, subject.script.own_text)             # all of it
+        parse(subject.path, subject.script.own_text)     # all of it
     if subject.script is not None and subject.script.unparsed:
         line = subject.script.unparsed.splitlines()[0].strip()
         raise WrongUse(f"a module that {path} imports has a line that Python cannot parse (`{line}`); correct the syntax first")

@@ -38,7 +38,7 @@ TOKENIZERS, THREADS = "environment.TOKENIZERS_PARALLELISM", ("environment.OMP_NU
 STREAMING = "data.streaming"
 ORDERED_OTHERWISE = ("sampler", "batch_sampler")
 DRAWS = ("IterableDataset", "shuffle", "streaming", "randint", "randperm", "random")
-OF_OTHER_ROWS = re.compile("eval|val|test|dev")
+OF_OTHER_ROWS = re.compile("(?<![a-z])(eval(uation)?|val(id|idation)?|test|dev)(?![a-z])")
 SAMPLERS = ("torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler")
 
 
