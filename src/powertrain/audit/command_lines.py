@@ -13,9 +13,9 @@ from typing import Any
 
 from powertrain.audit.configs import Marked, read_marked
 from powertrain.audit.parsing import read_text
-from powertrain.audit.script import FILLED_IN, Command, Script, Setting
+from powertrain.audit.script import Command, Script, Setting
 from powertrain.audit.syntax import argument
-from powertrain.audit.values import ClassValue, Made, Reference, Table, TextNumber, Unread, known_word
+from powertrain.audit.values import FILLED_IN, ClassValue, Made, Reference, Table, TextNumber, Unread, known_word
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 

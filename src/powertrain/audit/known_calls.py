@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit import command_lines
-from powertrain.audit.script import WRAPPED, Command, Script, Setting
+from powertrain.audit.script import Command, Script, Setting
 from powertrain.audit.values import LAUNCHED, ClassValue, FunctionValue, Made, Reference, Table, TextNumber, Unread, attribute
 from powertrain.records.findings import Place
 
@@ -18,6 +18,8 @@ CASTS = {"int": int, "float": float, "str": str}
 LAUNCHERS = {"accelerate.notebook_launcher": 0, "accelerate.launchers.notebook_launcher": 0, "fire.Fire": 0, "tyro.cli": 0,
              "torch.multiprocessing.spawn": 1, "typer.run": 0}       # name -> arguments that the launcher itself puts first
 READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.loads", "omegaconf.OmegaConf.load")
+WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
+           "prepare_model_for_kbit_training", "prepare_model_for_int8_training")     # calls that give back their model
 SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
 OF_THE_MACHINE = ("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")      # what only a run tells
 WITH_ATTRIBUTES = ("SimpleNamespace", "Namespace", "EasyDict", "AttrDict", "DotDict", "Munch", "Box", "ConfigDict",

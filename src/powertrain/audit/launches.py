@@ -11,8 +11,8 @@ from powertrain.audit.commands import commands, project_files, shown, text_of
 from powertrain.audit.configs import SUFFIXES
 from powertrain.audit.known_calls import FROM_A_FILE, READERS
 from powertrain.audit.scopes import own_tree
-from powertrain.audit.script import Command, Script, is_training
-from powertrain.audit.syntax import FunctionNode, argument, every, inside, last_name
+from powertrain.audit.script import Command, Script
+from powertrain.audit.syntax import FunctionNode, argument, every, inside, is_training, last_name
 from powertrain.records.findings import Place
 
 ALONE: dict[str, str] = {}
@@ -26,7 +26,7 @@ SAID = 0.6                                   # share of a config's keys that the
 
 def launches(script: Script) -> Iterator[tuple[str, Script]]:
     """Yield the ways to start a script, each with its words; "" for the one that nothing more is said of."""
-    if script.says_launch:
+    if says_launch(script):
         yield from ((said, replace(script, launch=launch)) for said, launch in ((WITHOUT, ALONE), (WITH, TORCHRUN)))
     else:
         yield "", script
@@ -34,10 +34,16 @@ def launches(script: Script) -> Iterator[tuple[str, Script]]:
     started = [*reversed(told.values())] or [*_with_config(script)]
     for command in started[:MOST]:
         spread = any(word.rpartition("/")[2].startswith(SPREADING) for word in command.starter)
-        launch = None if not script.says_launch else TORCHRUN if spread else ALONE
+        launch = None if not says_launch(script) else TORCHRUN if spread else ALONE
         root = f"{(script.root or Path()).resolve()}/"
         place = f"as in {command.place}" if command.starter else f"with {command.place.file}"
         yield f"started {place.replace(root, '')}", replace(script, command=command, launch=launch)
+
+
+def says_launch(script: Script) -> bool:
+    """Return whether the code asks how it was launched."""
+    return any(f'"{name}"' in script.text or f"'{name}'" in script.text for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")) or \
+        ".is_initialized()" in script.text
 
 
 def user_of(script: Script) -> Path | None:

@@ -78,7 +78,7 @@ def with_project(script: Script, root: Path | None = None) -> Script:
         modules.append(replace(module, first=above + 1))
     tree = ast.Module([*script.tree.body, *(each.tree for each in modules)], script.tree.type_ignores)     # type: ignore[list-item]
     return replace(script, text=text, tree=tree, modules=tuple(modules), notes=tuple(reading.notes),
-                   project=reading.resolved, root=reading.root, unparsed=script.unparsed + reading.unparsed)
+                   project=reading.resolved, root=reading.root, unparsed=script.unparsed + reading.unparsed, kept={})
 
 
 @dataclass

@@ -28,7 +28,7 @@ from powertrain.audit.config_values import vocabulary
 from powertrain.audit.expressions import Expressions
 from powertrain.audit.following import follow
 from powertrain.audit.known_calls import all_fields, unwrapped
-from powertrain.audit.launches import launches
+from powertrain.audit.launches import launches, says_launch
 from powertrain.audit.project import load
 from powertrain.audit.script import Script, Setting
 from powertrain.audit.steps import Step, never_accumulates, outermost
@@ -211,7 +211,7 @@ def read_script(path: Path, text: str | None = None, root: Path | None = None, s
     ways = [*launches(script)]
     seen = [follow(one) for _, one in ways]
     for at, ((said, one), mine) in enumerate(zip(ways, seen, strict=True)):
-        paired = _dead(mine, seen[at == 0]) if script.says_launch else frozenset()
+        paired = _dead(mine, seen[at == 0]) if says_launch(script) else frozenset()
         made.append(_subject(replace(one, dead=paired if one.command is None else _unused(mine)), mine, said))
     return replace(made[0], others=tuple(made[1:]))
 

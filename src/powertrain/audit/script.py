@@ -16,15 +16,24 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.syntax import DEFINITIONS, FunctionNode, Loop, Node, every, inside, is_backward, is_called, last_name
+from powertrain.audit.syntax import (
+    DEFINITIONS,
+    FunctionNode,
+    Loop,
+    Node,
+    closure,
+    every,
+    inside,
+    is_backward,
+    is_called,
+    is_training,
+    kept_by_syntax,
+    last_name,
+)
 from powertrain.records.findings import Evidence, Place
 
 SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
-TRAINING = re.compile(r"Trainer(?!Callback|State|Control)|(TrainingArguments|SFTConfig)$")       # calls that training needs
-FILLED_IN = re.compile(r"[$<>{}*`]|\.\.\.")  # in a command's word: another one stands there when it is given
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
-WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
-           "prepare_model_for_kbit_training", "prepare_model_for_int8_training")     # calls that give back their model
 
 
 @dataclass(frozen=True)
@@ -95,23 +104,19 @@ class Script:
     command: Command | None = None           # the command that is looked at; None: without options
     unused: frozenset[ast.AST] = frozenset()         # statements that the defaults of all settings never reach
     dead: frozenset[ast.AST] = frozenset()   # statements that this launch never reaches, and another one does
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)       # what the syntax alone says, whatever the launch
+    _of_kind: dict[Any, list[Any]] = field(default_factory=dict, init=False, repr=False)
 
-    @cached_property
+    @kept_by_syntax
     def lines(self) -> tuple[str, ...]:
         return tuple(io.StringIO(self.text, newline=""))         # str.splitlines would also split at form feeds
-
-    @property
-    def says_launch(self) -> bool:
-        """Return whether the code asks how it was launched."""
-        return any(f'"{name}"' in self.text or f"'{name}'" in self.text for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")) or \
-            ".is_initialized()" in self.text
 
     @property
     def own_text(self) -> str:
         """Return the text without the modules of the project."""
         return "".join(self.lines[:self.modules[0].first - 1]) if self.modules else self.text
 
-    @cached_property
+    @kept_by_syntax
     def parents(self) -> Mapping[ast.AST, ast.AST]:
         return {child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)}
 
@@ -124,7 +129,7 @@ class Script:
         line = getattr(node, "lineno", 0)
         return self.modules[at - 1] if self.modules and (at := bisect(self._firsts, line)) else None
 
-    @cached_property
+    @kept_by_syntax
     def _firsts(self) -> list[int]:
         return [module.first for module in self.modules]
 
@@ -136,8 +141,7 @@ class Script:
     @property
     def all_imported(self) -> set[str]:
         """Return what is imported anywhere in the project."""
-        every = [self.imported, *(module.imported for module in self.modules)]
-        return {name for each in every for name in each.values()}
+        return {*self.imported.values(), *(name for module in self.modules for name in module.imported.values())}
 
     def words(self, node: ast.AST) -> str:
         """Return a node as the script spells it, on one line."""
@@ -149,7 +153,7 @@ class Script:
         lines[0] = lines[0][getattr(node, "col_offset", 0):]
         return " ".join(b"".join(lines).decode().split())
 
-    @cached_property
+    @kept_by_syntax
     def _bytes(self) -> list[bytes]:
         return [line.encode() for line in self.lines]
 
@@ -176,7 +180,16 @@ class Script:
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
         """Yield calls of any of these resolved dotted names; ".backward", with a dot first, is a method of any object."""
-        return (node for node in self.every(ast.Call) if is_called(self.name(node), names))
+        mine = sorted(one for end in {name.rpartition(".")[2] for name in names} for one in self._calls.get(end, ()))
+        return (call for _, name, call in mine if is_called(name, names))
+
+    @cached_property
+    def _calls(self) -> Mapping[str, list[tuple[int, str, ast.Call]]]:
+        """Return (place among all, name, call) of the calls, by the last part of their names."""
+        found: dict[str, list[tuple[int, str, ast.Call]]] = {}
+        for at, call in enumerate(self.every(ast.Call)):
+            found.setdefault((name := self.name(call)).rpartition(".")[2], []).append((at, name, call))
+        return found
 
     def has_call(self, *names: str) -> bool:
         return next(self.calls(*names), None) is not None
@@ -200,7 +213,9 @@ class Script:
 
     def every(self, kind: type[Node]) -> list[Node]:
         """Return the nodes of one type that a training run reaches."""
-        return [node for node in self.nodes if isinstance(node, kind)]
+        if kind not in self._of_kind:
+            self._of_kind[kind] = [node for node in self.nodes if isinstance(node, kind)]
+        return self._of_kind[kind]
 
     def is_reached(self, node: ast.AST) -> bool:
         """Return whether a node belongs to the module itself or to a function that a training run may call."""
@@ -212,7 +227,7 @@ class Script:
         """Return whether the script makes a Trainer or its arguments, or calls backward()."""
         return self._reachable is not None
 
-    @cached_property
+    @kept_by_syntax
     def _reachable(self) -> frozenset[FunctionNode] | None:
         """Return the functions around the training, those that lead to it, and all that these name; None without training."""
         functions = [node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)]
@@ -232,7 +247,7 @@ class Script:
         reach = {function: named_in(function) for function in functions}
         own = [function for function in functions if self.module(function) is None]
         # of modules, only what the script leads to: a project has other trainings too
-        mine = _closure([*own, *named_in(self.tree)], reach) if self.modules else set(functions)
+        mine = closure([*own, *named_in(self.tree)], reach) if self.modules else set(functions)
         training = {function for function in mine if any(is_training(node) for node in inside(function))}
         if not training and not any(is_training(node) for node in inside(self.tree)):
             return None
@@ -240,7 +255,7 @@ class Script:
         while len(training) > grown:                     # the callers of what trains
             grown = len(training)
             training |= {function for function in mine if reach[function] & training}
-        return frozenset(_closure([*training, *named_in(self.tree)], reach))
+        return frozenset(closure([*training, *named_in(self.tree)], reach))
 
     @cached_property
     def _said(self) -> str:
@@ -275,7 +290,7 @@ class Script:
         return ast.unparse(node) if isinstance(node, ast.Name) or (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)) else ""
 
-    @cached_property
+    @kept_by_syntax
     def _assigned(self) -> Mapping[str, list[ast.expr]]:
         """Return the values that are assigned to each name anywhere."""
         found: dict[str, list[ast.expr]] = {}
@@ -318,19 +333,19 @@ class Script:
         """Return the `if`s around a node, without an `if` whose own test holds the node."""
         return [around for around, inner in self._around(node) if isinstance(around, ast.If) and inner is not around.test]
 
-    @cached_property
+    @kept_by_syntax
     def functions(self) -> Mapping[str, FunctionNode]:
         """Return the script's functions and methods by name; where several share one, its own before a module's, no method."""
         found = [node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)]
         return {node.name: node for node in sorted(found, key=lambda one: (
             self.module(one) is None, not isinstance(self.parents[one], ast.ClassDef)))}
 
-    @cached_property
+    @kept_by_syntax
     def classes(self) -> Mapping[str, ast.ClassDef]:
         """Return the project's classes by name; the last one if several share a name."""
         return {node.name: node for node in every(ast.ClassDef, self.tree)}
 
-    @cached_property
+    @kept_by_syntax
     def shared_names(self) -> frozenset[str]:
         """Return the names that several classes of the project have."""
         times = Counter(node.name for node in every(ast.ClassDef, self.tree))
@@ -383,18 +398,3 @@ class Script:
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop)
                      and (self.module(node) is None or self.is_reached(node))
                      and any(is_backward(inner) for inner in self.reached(node, but=DEFINITIONS | Loop)))
-
-
-def _closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[FunctionNode]]) -> set[FunctionNode]:
-    """Return these functions and all that they name, directly or through others."""
-    waiting, found = list(first), set[FunctionNode]()
-    while waiting:
-        function = waiting.pop()
-        if function not in found:
-            found.add(function)
-            waiting += reach[function]
-    return found
-
-
-def is_training(node: ast.AST) -> bool:             # a backward pass, or what makes a Trainer or its arguments
-    return is_backward(node) or (isinstance(node, ast.Call) and TRAINING.search(last_name(node.func)) is not None)

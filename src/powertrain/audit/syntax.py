@@ -1,11 +1,14 @@
 """Questions about the nodes of a script's syntax that can be answered without the rest of the script."""
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
+Value = TypeVar("Value")
+TRAINING = re.compile(r"Trainer(?!Callback|State|Control)|(TrainingArguments|SFTConfig)$")       # calls that training needs
 Loop = ast.For | ast.While | ast.AsyncFor
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
@@ -13,6 +16,23 @@ DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 def is_backward(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+
+
+def is_training(node: ast.AST) -> bool:             # a backward pass, or what makes a Trainer or its arguments
+    return is_backward(node) or (isinstance(node, ast.Call) and TRAINING.search(last_name(node.func)) is not None)
+
+
+class kept_by_syntax(Generic[Value]):
+    """A property that is worked out once for all launches of a script, which have the same syntax."""
+
+    def __init__(self, work: Callable[[Any], Value]) -> None:
+        self.work = work
+
+    def __get__(self, script: Any, owner: Any = None) -> Value:
+        if self.work not in script.kept:
+            script.kept[self.work] = self.work(script)
+        kept: Value = script.kept[self.work]
+        return kept
 
 
 def last_name(node: ast.AST) -> str:
@@ -51,13 +71,25 @@ def inside(node: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
 def every(kind: type[Node], within: ast.AST) -> list[Node]:
     """Return all nodes of one type in a node, which may be itself. A module is gone through once: it is not changed later."""
     if isinstance(within, ast.Module):
-        return [node for node in _nodes(within) if isinstance(node, kind)]
+        return list(_of_module(kind, within))            # type: ignore[arg-type]
     return [node for node in ast.walk(within) if isinstance(node, kind)]
 
 
-@lru_cache(maxsize=16)
-def _nodes(module: ast.Module) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(module))
+@lru_cache(maxsize=256)
+def _of_module(kind: type[Node], module: ast.Module) -> tuple[Node, ...]:
+    return tuple(node for node in (ast.walk(module) if kind is ast.AST else _of_module(ast.AST, module))
+                 if isinstance(node, kind))
+
+
+def closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[FunctionNode]]) -> set[FunctionNode]:
+    """Return these functions and all that they name, directly or through others."""
+    waiting, found = list(first), set[FunctionNode]()
+    while waiting:
+        function = waiting.pop()
+        if function not in found:
+            found.add(function)
+            waiting += reach[function]
+    return found
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -7,14 +7,16 @@ which says why nothing is known.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.audit.arithmetic import MOST
-from powertrain.audit.script import FILLED_IN, Setting
+from powertrain.audit.script import Setting
 from powertrain.records.findings import Place
 
+FILLED_IN = re.compile(r"[$<>{}*`]|\.\.\.")  # in a command's word: another one stands there when it is given
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")    # torchrun's variables
 
 

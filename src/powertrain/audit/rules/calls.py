@@ -39,8 +39,9 @@ def _is_taken_twice(script: Script, node: ast.AST) -> bool:
     while isinstance(node, ast.Attribute):
         node = node.value
     name, of_file = getattr(node, "id", ""), script.module(node)
-    taken = {(getattr(each, "module", ""), item.name) for each in script.nodes if isinstance(each, ast.Import | ast.ImportFrom)
-             and script.module(each) is of_file for item in each.names if (item.asname or item.name) == name}
+    imports: list[ast.Import | ast.ImportFrom] = [*script.every(ast.Import), *script.every(ast.ImportFrom)]
+    taken = {(getattr(each, "module", ""), item.name) for each in imports
+             for item in each.names if (item.asname or item.name) == name and script.module(each) is of_file}
     return len(taken) > 1
 
 
@@ -251,10 +252,10 @@ def _annotated(script: Script, name: ast.Name, where: Circumstances) -> Defined 
     function = script.function(name)
     given = [item for item in every(ast.arg, function.args) if item.arg == name.id] if function is not None else []
     said = given[0].annotation if given else None
-    bound = function is not None and any(node.id == name.id and isinstance(node.ctx, ast.Store)
-                                         for node in every(ast.Name, function))
-    settings = said is not None and last_name(said).endswith(("Config", "Arguments")) and not bound
-    return of_library(script, said, where) if said is not None and settings else None
+    if said is None or function is None or not last_name(said).endswith(("Config", "Arguments")):
+        return None
+    bound = any(node.id == name.id and isinstance(node.ctx, ast.Store) for node in every(ast.Name, function))
+    return None if bound else of_library(script, said, where)
 
 
 def is_handed_on(script: Script, given: ast.arg) -> bool:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from powertrain.audit.edits import with_text
 from powertrain.audit.installed import in_force
+from powertrain.audit.known_calls import WRAPPED
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.memory import PASS
 from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.rules.network import MOVING
 from powertrain.audit.scopes import is_tried, means
-from powertrain.audit.script import WRAPPED, Script
+from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, argument, every, gives_name, hides_arguments, is_constant, last_name, owner_of
 from powertrain.records.findings import Edit
