@@ -234,8 +234,8 @@ def sentences_not_split(script: Script, subject: Subject, where: Circumstances) 
                                "nltk.tokenize.word_tokenize"), None)
     if fetched and splits is not None and "punkt_tab" not in script.text:
         yield found("critical", fetched[0], splits)
-    elif splits is not None and not is_tried(script, splits) and not script.has_call("nltk.download") and not script.says(
-            "punkt", "nltk_data") and not any(
+    elif splits is not None and script.module(splits) is None and not is_tried(script, splits) and not script.has_call(
+            "nltk.download") and not script.says("punkt", "nltk_data") and not any(
             "nltk" in text_of(file) for file in project_files(script) if file.suffix in TELLING or "Docker" in file.name):
         yield found("critical", splits, case="never")
 
