@@ -28,10 +28,13 @@ SCORES = "SequenceClassification"
 SCORER = MORE + f"model = AutoModelFor{SCORES}.from_pretrained('gpt2', num_labels=2)\n"
 ONE_LABEL = "AutoModelForCausalLM.from_pretrained('gpt2', num_labels=1)\n"
 FORMATS = "def told(row):\n    return row['story']\n"
+BEST = ("eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True, metric_for_best_model='eval_loss', "
+        "greater_is_better={greater}")
 # of a condition of the tables: (trainer, arguments, what the trainer is given, before it), and the same of its near miss
 Case = tuple[str, str, str, str]
 REFUSED: list[tuple[Case, Case]] = [
     (("", "learning_rate='2e-5'", "", ""), ("", "learning_rate=2e-5", "", "")),
+    (("", BEST.format(greater=True), "", ""), ("", BEST.format(greater=False), "", "")),
     (("", "logging_steps=0", "", ""), ("", "logging_steps=0, logging_strategy='epoch'", "", "")),
     (("", "logging_steps=2.5", "", ""), ("", "logging_steps=0.25", "", "")),
     (("", "eval_strategy='steps', eval_steps=2.5", "", ""), ("", "eval_steps=2.5", "", "")),

@@ -118,9 +118,9 @@ def is_missing(module: str) -> bool:
         return False
     if parent.name != "__init__.py":         # a module that is no package has no modules in it
         return True
-    said = re.search(rf"\b{re.escape(parts[-1])}\b", parent.read_text(encoding="utf-8")) or re.search(
-        rf"[\"']{re.escape(parts[-1])}[\"']", first.read_text(encoding="utf-8"))
-    return said is None and "_fast" not in parts[-1]
+    names, is_open = names_in(parent)
+    said = is_open or parts[-1] in names or re.search(rf"[\"']{re.escape(parts[-1])}[\"']", first.read_text(encoding="utf-8"))
+    return not said and "_fast" not in parts[-1]
 
 
 @cache

@@ -7,7 +7,7 @@ from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, me
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.elsewhere import gone_of_class, is_pinned, plain
-from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, of_unsloth, since
+from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, is_taken_twice, of_unsloth, since
 from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script, Setting
 from powertrain.audit.subject import Circumstances, Subject
@@ -18,6 +18,10 @@ OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase
           ("peft", "PeftModel.from_pretrained", "PeftModel"), ("transformers", "LM.from_pretrained", "PreTrainedModel"))
 # what functions that are compiled have to be given, as installed.required returns it
 COMPILED = {f"torch.{name}": (("input", "dim"), frozenset[str]()) for name in ("softmax", "log_softmax")}
+BARE_T5 = frozenset(f"transformers.{name}Model.from_pretrained" for name in ("T5", "MT5", "UMT5", "LongT5"))
+T5 = BARE_T5 | {name.replace("Model", "ForConditionalGeneration") for name in BARE_T5}
+BEFORE = ("input_ids", "attention_mask")      # of what a T5 takes, before what its decoder reads
+WRITTEN = frozenset({"decoder_input_ids", "decoder_inputs_embeds", "encoder_outputs"})
 LAUNCHER = "accelerate.notebook_launcher"    # which needs num_processes, but not in a notebook of Colab or Kaggle
 DTYPES = ("dtype", "torch_dtype", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
 OF_TENSORS = ("shape", "ne", "eq", "size", "dim", "squeeze", "unsqueeze", "tolist", "cuda", "cpu", "clone", "repeat")
@@ -31,18 +35,7 @@ def of_library(script: Script, node: ast.AST, where: Circumstances) -> Defined |
     library = module.partition(".")[0]
     module = "trl" if module.startswith("trl.trainer.") else module      # of which trl takes its names
     ours = library in LIBRARIES and in_force(library, where) and not (library == "trl" and of_unsloth(script))
-    return defined(module, name) if ours and not _is_taken_twice(script, node) else None
-
-
-def _is_taken_twice(script: Script, node: ast.AST) -> bool:
-    """Return whether a file takes a name from several modules, as `if on_tpu: from a import F` and `else: from b import F`."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    name, of_file = getattr(node, "id", ""), script.module(node)
-    imports: list[ast.Import | ast.ImportFrom] = [*script.every(ast.Import), *script.every(ast.ImportFrom)]
-    taken = {(getattr(each, "module", ""), item.name) for each in imports
-             for item in each.names if (item.asname or item.name) == name and script.module(each) is of_file}
-    return len(taken) > 1
+    return defined(module, name) if ours and not is_taken_twice(script, node) else None
 
 
 @code_rule
@@ -92,8 +85,16 @@ def arguments_lacking(script: Script, subject: Subject, where: Circumstances) ->
         if script.name(call) == LAUNCHER and script.path.suffix == ".py" and len(call.args) < 3 and not {
                 "num_processes"} & given and not script.says("colab", "KAGGLE", "get_ipython"):
             lost.append("num_processes")
+        if len(call.args) < len(BEFORE) and not given & WRITTEN and _writes_by_decoder(script, call, given):
+            lost.append("decoder_input_ids")
         if lost:
             yield found("critical", call, names=", ".join(lost), function=last_name(call.func))
+
+
+def _writes_by_decoder(script: Script, call: ast.Call, given: set[str | None]) -> bool:
+    """Return whether a call surely runs a T5 without what its decoder reads, or makes that of."""
+    made = {script.name(value) if isinstance(value, ast.Call) else "" for value in script.assigned(call.func)}
+    return made <= T5 and bool(made) and bool(call.args or "input_ids" in given) and ("labels" not in given or made <= BARE_T5)
 
 
 @code_rule_once

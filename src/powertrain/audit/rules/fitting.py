@@ -3,7 +3,7 @@
 import ast
 
 from powertrain.audit.installed import in_force
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.columns import mapped, read_of_rows
 from powertrain.audit.rules.labels import tokenises
 from powertrain.audit.rules.names import of_unsloth
@@ -12,7 +12,7 @@ from powertrain.audit.rules.trl import trainer_of_trl
 from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import argument, every, hides_arguments, last_name
+from powertrain.audit.syntax import argument, every, hides_arguments, is_constant, last_name
 
 OF_TORCH = ("torch.utils.data.random_split", "torch.utils.data.Subset", "torch.utils.data.TensorDataset",
             "torch.utils.data.DataLoader", "torch.utils.data.ConcatDataset")
@@ -22,6 +22,7 @@ RENAMING = (".remove_columns", ".select_columns", ".rename_column", ".rename_col
 NEEDED: dict[str, tuple[str, ...]] = {
     "SFTTrainer": (), "DPOTrainer": ("chosen", "rejected"), "RewardTrainer": ("chosen", "rejected"),
     "KTOTrainer": ("completion", "label"), "GRPOTrainer": ("prompt",), "RLOOTrainer": ("prompt",)}
+BEGINS = tuple(known("begins"))
 TAKING = ("PeftModel", "get_peft_model", "load_state_dict", "load_adapter", "load_model")
 
 
@@ -125,7 +126,8 @@ def scores_at_random(script: Script, subject: Subject, where: Circumstances) -> 
 def ignored_labels_decoded(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Generated tokens are decoded with the -100 in them that fills up shorter batches."""
     path, trainer = str(subject.value("model.path") or "").lower(), script.sections.get("trainer")
-    longer = subject.value("training.generation_max_length") or any(
+    # by default a T5 gives one token more than the 20 up to which batches are filled with the padding token
+    longer = is_base(path) or subject.value("training.generation_max_length") or any(
         argument(call, "max_length") is not None for call in script.calls(".evaluate", ".predict"))
     if trainer is None or not subject.on("training.predict_with_generate") or not longer or "t5" not in path:
         return
@@ -146,3 +148,46 @@ def ignored_labels_decoded(script: Script, subject: Subject, where: Circumstance
 def _takes_first(node: ast.AST) -> bool:
     """Return whether a node is `preds = preds[0]`."""
     return isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript) and isinstance(node.value.slice, ast.Constant)
+
+
+@code_rule_once
+def begins_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The tokenizer puts a beginning-of-text token where there is one already, or in the midst of the text."""
+    path = subject.value("tokenizer.path") or subject.value("model.path")
+    known = isinstance(path, str) and path.startswith(BEGINS)
+    if not known and not script.says("<|start_header_id|>"):
+        return
+    for call in script.every(ast.Call) if known else ():
+        if last_name(call.func) in ("tokenizer", "tok", "encode") and call.args and not any(
+                item.arg in ("add_special_tokens", None) for item in call.keywords):
+            template = next((node for node in script.behind(call.args[0]) if isinstance(node, ast.Call)
+                             and last_name(node.func) == "apply_chat_template"), None)
+            if template is not None and is_constant(argument(template, "tokenize"), False):
+                yield found("critical", call, template, path=path)
+    for node in script.every(ast.BinOp) if not script.says("add_bos_token") else ():
+        parts, whole = [node.right], node.left
+        while isinstance(whole, ast.BinOp):
+            parts, whole = [whole.right, *parts], whole.left
+        begun = [part for part in (whole, *parts) if _is_begun(script, part)]
+        if isinstance(node.op, ast.Add) and not isinstance(script.parents[node], ast.BinOp) and len(begun) > 1:
+            yield found("critical", node, begun[1], path=path if known else "The tokenizer of Llama 3", case="in pieces")
+            return
+
+
+def _is_begun(script: Script, part: ast.expr) -> bool:
+    """Return whether an expression is the tokens of a text of its own, behind the token that begins one."""
+    of_text = (isinstance(part, ast.Attribute) and part.attr == "input_ids") or (
+        isinstance(part, ast.Subscript) and getattr(part.slice, "value", "") == "input_ids")
+    made = part.value if of_text and isinstance(part, ast.Attribute | ast.Subscript) else part
+    if isinstance(made, ast.Name):
+        own = [value for value in script.assigned(made) if script.function(value) is script.function(part)]
+        return bool(own) and all(_tokenises(value, whole=of_text) if of_text else not isinstance(value, ast.Name)
+                                 and _is_begun(script, value) for value in own)
+    return _tokenises(made, whole=of_text)
+
+
+def _tokenises(node: ast.AST, *, whole: bool) -> bool:
+    """Return whether a call tokenises a text with all that its model puts around it; `whole`: with the attention mask."""
+    return isinstance(node, ast.Call) and bool(node.args) and last_name(node.func) in (
+        ("tokenizer", "tok") if whole else ("encode",)) and not any(
+        item.arg in ("add_special_tokens", None) for item in node.keywords)

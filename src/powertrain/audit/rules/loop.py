@@ -3,9 +3,10 @@
 import ast
 from itertools import takewhile
 
-from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
+from powertrain.audit.edits import Edits, block_of, indent, indented, moved, set_to, with_line, with_text, without
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.memory import loaded_dtype
+from powertrain.audit.rules.optimizer import ACCELERATED
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, StepCall, interval, is_without_gradients, step_code, training_steps
@@ -160,6 +161,35 @@ def cudnn_benchmark(script: Script, subject: Subject, where: Circumstances) -> F
                       and "benchmark" in script.words(node)), None)
     yield found("low", setting, DETERMINISTIC if forced else None, forced=forced,
                 edits=without(script, statement) if statement is not None else ())
+
+
+@code_rule
+def gradients_cleared_early(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Gradients are set to zero before the optimizer has used them."""
+    for step in training_steps(script):
+        accumulation = None if step.accumulates_by_accelerate else step.accumulation
+        zeroes, unread = step.methods("zero_grad"), subject.is_unread(ACCELERATED)
+        each = [call.node for call in zeroes if accumulation is not None and accumulation.at_each_pass(call)]
+        early = [call.node for call in zeroes if step.accumulates_by_accelerate and call.each_pass
+                 and call.order < step.backward[0].order and set(call.context) & set(step.backward[0].context)]
+        if early and (unread or (subject.number(ACCELERATED) or 1) > 1):
+            yield found("critical", early[0], step.backward[0].node, case="by accelerate",
+                        only="several batches are accumulated" if unread else "")
+        elif accumulation is not None and each:
+            stepped = accumulation.step.node
+            yield found("critical", each[0], stepped, case="at each pass", every=script.words(accumulation.every),
+                        edits=moved(script, each[0], stepped, script.words(each[0]), after=True))
+        elif accumulation is None and step.optimizer_steps and (between := _zeroed_between(step)) is not None:
+            yield found("critical", between.node, step.optimizer_steps[0].node)
+
+
+def _zeroed_between(step: Step) -> StepCall | None:
+    """Return a zeroing after the last backward pass and before the first optimizer step, all of them unconditional."""
+    passed = max((call.order for call in step.backward if call.each_pass), default=None)
+    stepped = min((call.order for call in step.optimizer_steps if call.each_pass), default=None)
+    if passed is None or stepped is None or any(not call.each_pass for call in step.backward):
+        return None
+    return next((call for call in step.methods("zero_grad") if call.each_pass and passed < call.order < stepped), None)
 
 
 @code_rule_once

@@ -1,8 +1,10 @@
 """Rules on names that the installed libraries do not have: arguments, keys and imports."""
 
 import ast
+import sys
 from collections.abc import Iterator, Mapping
 
+from powertrain.audit.commands import project_files, text_of
 from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
 from powertrain.audit.installed import LIBRARIES, defined, in_force, is_missing, is_module, lacks, members
 from powertrain.audit.reading_calls import OF_THE_CONFIG
@@ -26,6 +28,7 @@ GONE_TASKS = tuple(known("gone_tasks"))
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 OF_UNSLOTH = ("tokenizer", "max_seq_length")          # which its trainers still take
 CONVERTED = ("warmup_ratio", "max_prompt_length", "evaluation_strategy")         # by its versions of TRL's arguments
+TELLING = (".md", ".sh")
 ASKING = ("version", "TYPE_CHECKING", "available")             # in tests that say which release is there
 
 
@@ -144,10 +147,22 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
         for gone in filter(None, lost):
             library = gone.partition(".")[0]
             there = in_force(library, where) if library in LIBRARIES else since(where) == "critical" and not (
-                is_pinned(script, library) or is_own(script, library))
+                is_own(script, library) or (is_taken_twice(script, node) if library in sys.stdlib_module_names
+                                            else is_pinned(script, library)))
             generates = any("use_cache" in script.words(around.test) for around in script.conditions(node))
             if there and not generates and not is_guarded(script, node):
                 yield node, gone
+
+
+def is_taken_twice(script: Script, node: ast.AST) -> bool:
+    """Return whether a file takes a name from several modules, as `if on_tpu: from a import F` and `else: from b import F`."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    name, of_file = getattr(node, "id", ""), script.module(node)
+    imports: list[ast.Import | ast.ImportFrom] = [*script.every(ast.Import), *script.every(ast.ImportFrom)]
+    taken = {(getattr(each, "module", ""), item.name) for each in imports
+             for item in each.names if (item.asname or item.name) == name and script.module(each) is of_file}
+    return len(taken) > 1
 
 
 def _imported(script: Script, node: ast.expr) -> str:
@@ -214,12 +229,16 @@ def all_scores_gone(script: Script, subject: Subject, where: Circumstances) -> F
 
 @code_rule_once
 def sentences_not_split(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """nltk splits texts by a file that it has under another name now, and the script fetches the old one."""
+    """nltk splits texts by a file that nothing fetches, or that it has under another name now."""
     fetched = [call for call in script.calls("nltk.download") if call.args and getattr(call.args[0], "value", "") == "punkt"]
     splits = next(script.calls("nltk.sent_tokenize", "nltk.word_tokenize", "nltk.tokenize.sent_tokenize",
                                "nltk.tokenize.word_tokenize"), None)
     if fetched and splits is not None and "punkt_tab" not in script.text:
         yield found("critical", fetched[0], splits)
+    elif splits is not None and script.module(splits) is None and not is_tried(script, splits) and not script.has_call(
+            "nltk.download") and not script.says("punkt", "nltk_data") and not any(
+            "nltk" in text_of(file) for file in project_files(script) if file.suffix in TELLING or "Docker" in file.name):
+        yield found("critical", splits, case="never")
 
 
 @code_rule_once

@@ -7,7 +7,7 @@ from dataclasses import replace
 from powertrain.audit.edits import Edits, indent, indented, moved, set_to, with_argument, with_line, with_text
 from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, reckonable, rule
 from powertrain.audit.script import Script
-from powertrain.audit.steps import SCHEDULERS, Step, StepCall, never_accumulates, outermost, training_steps
+from powertrain.audit.steps import SCHEDULERS, Step, never_accumulates, outermost, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.audit.syntax import FunctionNode, last_name
 from powertrain.cost.work import forward_flops, step_work, training_flops
@@ -91,29 +91,6 @@ def clip_without_effect(script: Script, subject: Subject, where: Circumstances) 
             early = clips[0].order < min(call.order for call in passes)
             yield found("critical", clips[0].node, steps[0].node, edits=edits,
                         when="before backward() has made them" if early else "after the optimizer has used them")
-
-
-@code_rule
-def gradients_cleared_early(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """Gradients are set to zero before the optimizer has used them."""
-    for step in training_steps(script):
-        accumulation = None if step.accumulates_by_accelerate else step.accumulation
-        each = [call.node for call in step.methods("zero_grad") if accumulation is not None and accumulation.at_each_pass(call)]
-        if accumulation is not None and each:
-            stepped = accumulation.step.node
-            yield found("critical", each[0], stepped, case="at each pass", every=script.words(accumulation.every),
-                        edits=moved(script, each[0], stepped, script.words(each[0]), after=True))
-        elif accumulation is None and step.optimizer_steps and (between := _zeroed_between(step)) is not None:
-            yield found("critical", between.node, step.optimizer_steps[0].node)
-
-
-def _zeroed_between(step: Step) -> StepCall | None:
-    """Return a zeroing after the last backward pass and before the first optimizer step, all of them unconditional."""
-    passed = max((call.order for call in step.backward if call.each_pass), default=None)
-    stepped = min((call.order for call in step.optimizer_steps if call.each_pass), default=None)
-    if passed is None or stepped is None or any(not call.each_pass for call in step.backward):
-        return None
-    return next((call for call in step.methods("zero_grad") if call.each_pass and passed < call.order < stepped), None)
 
 
 @code_rule_once

@@ -43,7 +43,7 @@ HELD_OUT, PARTS = ("val", "eval", "test"), ("model", "tokenizer")
 PROCESSES = ("world_size", "num_processes", "n_gpu", "num_gpus", "ranks")    # in names of the number of processes
 OF_PYTHON_3_12 = re.compile(r"\b[rR]?[fF][\"']|^\s*type \w+|^\s*(async def|def|class) \w+\[")       # and of later releases
 FOLDERS = ("model", "models", "checkpoint", "checkpoints", "ckpt", "output", "outputs", "results", "saved", "weights")
-NATIVE, BEGINS = tuple(known("native")), tuple(known("begins"))
+NATIVE = tuple(known("native"))
 
 
 @code_rule_once
@@ -332,21 +332,6 @@ def _is_local(path: object) -> bool:
     """Return whether a path is of a folder, not of the hub."""
     return isinstance(path, str) and (path.startswith((".", "/", "~")) or path.count("/") != 1
                                       or path.partition("/")[0] in FOLDERS)
-
-
-@code_rule_once
-def begins_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """The chat template writes a beginning-of-text token, and the tokenizer puts another one in front."""
-    path = subject.value("tokenizer.path") or subject.value("model.path")
-    if not isinstance(path, str) or not path.startswith(BEGINS):
-        return
-    for call in script.every(ast.Call):
-        if last_name(call.func) in ("tokenizer", "tok", "encode") and call.args and not any(
-                item.arg in ("add_special_tokens", None) for item in call.keywords):
-            template = next((node for node in script.behind(call.args[0]) if isinstance(node, ast.Call)
-                             and last_name(node.func) == "apply_chat_template"), None)
-            if template is not None and is_constant(argument(template, "tokenize"), False):
-                yield found("critical", call, template, path=path)
 
 
 @rule

@@ -206,6 +206,8 @@ def model_not_published(subject: Subject, where: Circumstances) -> Findings:
     """The hub has no model of this name."""
     path = subject.value("model.path")
     family = next((each for each in SIZES if str(path).startswith(each)), "")
+    if re.fullmatch(r"(?!hf\.co)[\w.-]{2,}(/[\w.-]+)?:[\w.-]+", str(path)) and not Path(str(path)).exists():
+        yield found("critical", "model.path", case="tag", path=str(path))
     size = re.match(r"\d+(\.\d+)?[BM](?![\w.])", str(path)[len(family):], re.IGNORECASE)
     if family and size and size[0].upper() not in SIZES[family].split() and not Path(str(path)).exists():
         yield found("critical", "model.path", family=family, size=size[0], sizes=", ".join(SIZES[family].split()))
