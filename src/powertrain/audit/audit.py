@@ -1,19 +1,22 @@
 """One file -> its subject -> its audit: every rule asked, causes that another finding explains dropped, the worst first."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from powertrain.audit.commands import started_by
-from powertrain.audit.configs import SUFFIXES, read_config
+from powertrain.audit.command_lines import settings_of
+from powertrain.audit.commands import options_told, started_by, text_of
+from powertrain.audit.configs import SUFFIXES, Marked, read_config, recognise
 from powertrain.audit.edits import make_patch
 from powertrain.audit.launches import user_of
 from powertrain.audit.parsing import notebook_code
-from powertrain.audit.project import walked
+from powertrain.audit.project import root_of, walked
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.rules.base import known
+from powertrain.audit.script import FILLED_IN, Command
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
@@ -21,6 +24,7 @@ from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 MOST_FILES = 500                             # of a folder: more is no project of one training
 WITH_OTHER_OPTIONS = "started with other options than the project gives it"
 NOTEBOOK, SHELL = ".ipynb", ".sh"
+OLD_STARTER = "train_bash.py"                # of LLaMA-Factory
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
 
@@ -65,14 +69,35 @@ def _read(path: Path, root: Path | None) -> Subject:
 def _read_started(shell: Path, root: Path | None) -> Subject:
     """Return the subject of the first script or config that trains, of those that a shell script starts."""
     files = [*started_by(shell)]
-    for file in files:
+    by_options = [subject for command in options_told(shell) for subject in _of_options(command)]
+    for file in files if not by_options else ():
         with suppress(WrongUse):
             subject = read_script(file, root=root, shell=shell) if file.suffix == ".py" else read_config(file)
             if subject.framework != "unknown":
                 return subject
+    if by_options:
+        return replace(by_options[0], others=tuple(by_options[1:]))
     told = f"{shell} starts {', '.join(dict.fromkeys(map(str, files)))}, which trains nothing" if files else (
         f"{shell} starts no script or config that is there")
     raise WrongUse(f"{told}; name the file that trains")
+
+
+def _of_options(command: Command) -> Iterator[Subject]:
+    """Yield the subject of a command's options, if they are those of a trainer that takes a config too."""
+    shell, first = Path(command.place.file), command.place.line
+    lines = text_of(shell).splitlines()
+    given = {name: Marked(each.value, next((at for at, line in enumerate(lines[first - 1:], first) if re.search(
+        rf"--{name}\b", line.replace("-", "_").replace("__", "--"))), first))
+        for name, each in settings_of(command).items()}
+    with suppress(WrongUse):
+        found = Marked({name: each.value for name, each in given.items()}, first, given)
+        subject = recognise(found, shell)[0].subject(shell, found)
+        gone = Path(command.called).name == OLD_STARTER and not any(root_of(shell).rglob(OLD_STARTER))
+        open_ones = {key for key, each in subject.settings.items() if FILLED_IN.search(str(each.value))}
+        yield replace(subject, launch=f"by the command in line {first}",
+                      keys={**subject.keys, **({OLD_STARTER: Marked(command.called, first)} if gone else {})},
+                      settings={key: each for key, each in subject.settings.items() if key not in open_ones},
+                      unread={key: replace(subject.settings[key], value=None) for key in open_ones})
 
 
 def files_in(path: Path) -> list[Path]:
@@ -112,7 +137,7 @@ def audit_subject(subject: Subject, where: Circumstances) -> Audit:
     """Return the audit of what was read. Raises WrongUse where a script nests too deep to be followed."""
     try:
         found, depends = _ask_each(subject, where)
-        if subject.path.suffix == NOTEBOOK:                  # whose lines are strings of JSON: no patch fits
+        if subject.path.suffix in (NOTEBOOK, SHELL):         # lines of JSON, and options of a command: no patch fits
             found = [replace(one, cure=replace(one.cure, edits=())) for one in found]
         kept = with_good_patches(subject, where, worst_first(found, RULES))
         kind = f"{'config' if subject.script is None else 'script'}: {subject.framework}"

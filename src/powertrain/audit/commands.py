@@ -1,6 +1,7 @@
 """The commands by which a project starts its scripts: those in shell scripts, Makefiles, documents and notebooks.
 
-Of a shell's variables, those that the same file sets once to a literal are filled in: `LR=1e-4`, then `--lr $LR`.
+Of a shell's variables, those that the same file sets once to a literal are filled in: `LR=1e-4`, then `--lr $LR`; so are
+what stands for them by default, `${LR:-1e-4}`, and lists of words, `"${ARGS[@]}"`.
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 
 from powertrain.audit.configs import SUFFIXES
@@ -22,10 +23,13 @@ from powertrain.records.findings import Place
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 TOOLS = ("llamafactory-cli", "axolotl", "tune")          # which take all their settings from a config
 ENDS = (";", "&&", "||", "|", "&", "#", ">", "2>", "1>", "`")        # beginnings of words behind which another command stands
+METHODS = ("train", "sft", "dpo", "grpo", "kto", "reward")           # behind the name of such a tool
 TELLING = (".sh", ".bat", ".md", ".ipynb")
-SET = re.compile(r"(?:export +|set +)?([A-Za-z_]\w*)(?: *[:?]?= +|[?:]?=)([^#]*)")
+SET = re.compile(r"(?:export +|set +|readonly +)?([A-Za-z_]\w*)(?: *[:?]?= +|[?:]?=)([^#]*)|: +\"?\$\{(\w+):?=([^}]*)\}\"?")
+ARRAY = re.compile(r"^([A-Za-z_]\w*)\+?=\(((?:[^()]|\$\([^()]*\))*)\)", re.MULTILINE)        # of words, over several lines
+COMMENT = re.compile(r"(?:^|\s)#.*")
 LOOP = re.compile(r"\s*(?:for|read)\s+(\w+)\b")
-VARIABLE = re.compile(r"\$(?:(\w+)|[({](\w+)[)}])")
+VARIABLE = re.compile(r"\"?\$\{(\w+)\[@\]\}\"?|\$(?:(\w+)|[({](\w+)[)}]|\{(\w+):?[-=]([^${}]*)\})")
 INLINE = re.compile(r".*?`[>$ ]*((?:[A-Z_]+=\S+ +)*(?:python3?|torchrun|accelerate|deepspeed) [^`]+)`.*")   # in a sentence
 UNKNOWN = re.compile(r"[$`()*]")
 MOST_FOLDERS, MOST_BYTES = 1000, 200_000     # of a project, and of a shell script
@@ -77,8 +81,8 @@ def _of_file(file: Path, name: str) -> Iterator[Line]:
         lines = [_of_notebook(line) if file.suffix == ".ipynb" else INLINE.sub(r"\1", line) for line in lines]
     set_once = _variables(lines)
     for number, text in _statements(lines):
-        if any(word in text for word in STARTERS) and not text.lstrip().startswith("#"):
-            filled = _filled(re.sub(r";(?=\s|$)", " ;", text), set_once)
+        filled = _filled(re.sub(r";(?=\s|$)", " ;", text), set_once)
+        if any(word in filled for word in STARTERS) and not text.lstrip().startswith(("#", "echo ", "printf ")):
             with suppress(ValueError):                   # of quotes without an end
                 yield Line(file, Place(name, number), tuple(shlex.split(filled.replace("\\", "/") if file.suffix == ".bat"
                                                                         else filled)))
@@ -93,19 +97,31 @@ def _of_notebook(line: str) -> str:
 
 
 def _variables(lines: list[str]) -> dict[str, str]:
-    """Return the variables that lines set to a literal, once."""
+    """Return the variables that lines set to a literal, once: with `${RATE:-1e-4}` to what counts by default."""
     found: dict[str, list[str]] = {}
-    for line in lines:
-        matched, loop = SET.fullmatch(line), LOOP.match(line)
+    for before, line in zip(("", *lines), lines, strict=False):
+        if before.rstrip().endswith("\\"):
+            continue                                     # a word of the command above: `name=value`
+        matched, loop = SET.fullmatch(line.strip()), LOOP.match(line)
         if matched or loop:
-            name, value = (matched[1], matched[2].strip()) if matched else (loop[1] if loop else "", "$")
+            name, value = (matched[1] or matched[3], (matched[2] or matched[4] or "").strip()) if matched else (
+                loop[1] if loop else "", "$")
             plain = value[1:-1] if value[:1] == value[-1:] and value[:1] in ("'", '"') else value
-            found.setdefault(name, []).append(plain)
-    return {name: values[0] for name, values in found.items() if len(values) == 1 and not UNKNOWN.search(values[0])}
+            found.setdefault(name, []).append(plain if line[:1].strip() else "$")        # within an `if` it may not be so
+    known: dict[str, str] = {}
+    for name, values in found.items():
+        value = _filled(values[0], known)
+        if len(values) == 1 and not UNKNOWN.search(value):
+            known[name] = value
+    for array in ARRAY.finditer("\n".join(lines)):
+        words = " ".join(COMMENT.sub("", line).strip() for line in array[2].splitlines())
+        known[f"{array[1]}[@]"] = f"{known.get(f'{array[1]}[@]', '')} {_filled(words, known)}".strip()
+    return known
 
 
-def _filled(text: str, set_once: dict[str, str]) -> str:
-    return VARIABLE.sub(lambda found: set_once.get(found[1] or found[2], found[0]), text)
+def _filled(text: str, known: dict[str, str]) -> str:
+    return VARIABLE.sub(lambda found: known.get(f"{found[1]}[@]", found[0]) if found[1] else known.get(
+        found[2] or found[3] or found[4], found[0] if found[5] is None else found[5]), text)
 
 
 def started_by(shell: Path) -> Iterator[Path]:
@@ -123,6 +139,21 @@ def started_by(shell: Path) -> Iterator[Path]:
             found = next((folder / word for folder in folders if word.endswith(suffixes) and (folder / word).is_file()), None)
             if found is not None:
                 yield Path(os.path.normpath(shell.parent / os.path.relpath(found, own.parent)))      # as the shell script's
+
+
+def options_told(shell: Path) -> Iterator[Command]:
+    """Yield the commands of a shell script that give LLaMA-Factory or TRL all settings as options, without a config."""
+    lines = text_of(shell).splitlines()
+    known = _variables(lines)
+    for number, text in _statements(lines):
+        words: list[str] = []
+        with suppress(ValueError):
+            words = shlex.split(_filled(text, known), comments=True)
+        at = next((at for at, word in enumerate(words) if word.endswith(".py") or (
+            at and word in METHODS and words[at - 1].endswith(("llamafactory-cli", "trl")))), len(words))
+        options = tuple(takewhile(lambda word: not word.startswith(ENDS), words[at + 1:]))
+        if options[:1] and options[0].startswith("--") and (words[at] in METHODS or "--stage" in options):
+            yield Command(Place(str(shell), number), options, tuple(words[:at]), words[at])
 
 
 @lru_cache(maxsize=2)

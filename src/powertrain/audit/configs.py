@@ -207,7 +207,7 @@ class Format:
                 else:
                     settings.setdefault(f"training.{said_by[name]}", settings[name])
                     settings[name], said_by[name] = setting, key
-        return Subject(path, self.framework, settings, unknown=unknown)
+        return Subject(path, self.framework, settings, unknown=unknown, keys=found.inner)
 
     def tell(self, key: str, value: Marked) -> list[Told]:
         """Return what a key says in the audit's names."""

@@ -128,7 +128,8 @@ def parsed(parser: Made, made: Made, script: Script) -> Any:
         table = _read_by(made, script)
         by_words = made.last in INTO_DATACLASSES and not made.positional
         own = {name for kind in kinds if isinstance(kind, ClassValue) for name, _ in command_lines.annotations(kind)}
-        return tuple(_instance_of(kind, parser, script.command if by_words else None, table, own) for kind in kinds)
+        rest = [Unread("the rest of the command line")] if made.get("return_remaining_strings", False) is True else []
+        return (*(_instance_of(kind, parser, script.command if by_words else None, table, own) for kind in kinds), *rest)
     arguments = dict(parser.attributes.get("arguments", {}))
     if script.command is not None and not made.positional:
         arguments |= command_lines.of_argparse(script.command, parser.attributes.get("added", []))

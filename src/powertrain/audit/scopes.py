@@ -17,6 +17,8 @@ KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__packag
                                     "display", "_", "In", "Out"}
 KEPT = 64                    # files of which it is known what they bind: several rules ask
 OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
+ENDING = ("exit", "_exit", "quit")           # calls that end the run
+NO_ERRORS = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
 Chain = tuple[ast.AST, ...]                  # the scopes around a node, the module first
 
 
@@ -290,8 +292,17 @@ def own_tree(script: Script) -> ast.Module:
 
 
 def is_tried(script: Script, node: ast.AST) -> bool:
-    """Return whether code is ready for an error of its own."""
-    return any(isinstance(around, ast.Try) for around in script.ancestors(node))
+    """Return whether code is ready for an error of its own: one of the handlers around goes on, or only it has the code."""
+    around = [node, *script.ancestors(node)]
+    return any(isinstance(each, ast.ExceptHandler) or (isinstance(each, ast.Try) and around[at - 1] in each.body
+               and not all(map(ends_the_run, each.handlers))) for at, each in enumerate(around))
+
+
+def ends_the_run(handler: ast.ExceptHandler) -> bool:
+    """Return whether an error still ends the run: the handler is for other errors, or ends in one or in `sys.exit`."""
+    last = handler.body[-1]
+    leaves = isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and last_name(last.value.func) in ENDING
+    return leaves or isinstance(last, ast.Raise) or last_name(handler.type or last) in NO_ERRORS
 
 
 def is_annotation(script: Script, node: ast.AST) -> bool:

@@ -131,6 +131,7 @@ class Subject:
     launch: str = ""                         # how it is started, where that matters: "started with torchrun"
     calls: tuple[Any, ...] = ()              # of a script: expressions.Made of all that it calls, in order
     others: "tuple[Subject, ...]" = ()       # the same script, started in other ways
+    keys: Mapping[str, Any] = field(default_factory=dict)            # of a config: configs.Marked of each, as it spells them
 
     def value(self, key: str) -> Any:
         """Return the value that the file sets for `key`; None where it sets none, or none that can be read."""
@@ -180,7 +181,7 @@ class Subject:
     def in_force(self, key: str) -> Any:
         """Return what the subject sets, or else its trainer's default."""
         found = self.value(key)
-        return self.trainer_default(key) if found is None else found
+        return self.trainer_default(key) if found is None and not self.is_unread(key) else found
 
     def is_on(self, key: str) -> bool:
         """Return whether `key` is in effect, as it is set or by default."""

@@ -19,20 +19,24 @@ LISTS = ("choices", "Choice", "Literal", "Enum")         # what lets in some val
 @code_rule
 def given_in_some_cases(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A name has a value in some cases only, and is read in all."""
+    given = {option.replace("-", "_") for command in commands(script) for option in command.options}
+    fields = ((each.target, each.value) for each in script.every(ast.AnnAssign))
+    told = ((name, argument(call, "default")) for call in script.calls(".add_argument") for name in flags_of(call))
+    defaults = {name for name, value in (*told, *((last_name(target), argument(value, "default") if isinstance(
+        value, ast.Call) else value) for target, value in fields)) if getattr(value, "value", None)}
     for first in (node for node in run_nodes(script) if isinstance(node, ast.If)):
         ifs = [first]
         while len(ifs[-1].orelse) == 1 and isinstance(ifs[-1].orelse[0], ast.If):
             ifs.append(ifs[-1].orelse[0])
         others, asked = ifs[-1].orelse, {name for each in ifs for name in _asked(each.test)}
         of_kinds = any(last_name(call.func) == "isinstance" for each in ifs for call in every(ast.Call, each.test))
-        default = any(flags_of(call) & asked and getattr(argument(call, "default"), "value", None)
-                      for call in script.calls(".add_argument")) and not any(command.words for command in commands(script))
-        never = default and all(each.body[0] in script.unused for each in ifs)
+        never = asked & defaults and not asked & given and all(each.body[0] in script.unused for each in ifs)
         only_says = bool(others) and all(map(_only_says, others)) and not of_kinds and (
             never or not _is_settled(script, ifs, asked))
         switch, case = _switch(script, first.test) if not others else ("", "")
         leaves = any(isinstance(each.body[-1], ast.Break | ast.Continue | ast.Return | ast.Raise) for each in ifs)
-        if leaves or not (only_says or switch or (not others and _is_of_hardware(script, first))):
+        of_hardware = not others and _is_of_hardware(script, first)
+        if leaves or not (only_says or switch or of_hardware or (never and not others)):
             continue
         scope = script.function(first)
         trees = [scope] if scope is not None else [tree for tree in trees_of(script) if first in ast.walk(tree)]
@@ -52,7 +56,7 @@ def given_in_some_cases(script: Script, subject: Subject, where: Circumstances) 
             if read is not None and all(script.is_within(node, first) or (node.lineno > read.lineno and not script.loops(read))
                                         for node in uses if not isinstance(node.ctx, ast.Load)):
                 yield found("critical", read, others[0] if only_says else first, name=name, switch=switch,
-                            case="" if only_says else case if switch else "hardware")
+                            case="" if only_says else case if switch else "hardware" if of_hardware else "never")
 
 
 def _is_read_in_all(script: Script, node: ast.Name, first: ast.If, switch: str) -> bool:

@@ -7,10 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.commands import shown
+from powertrain.audit.command_lines import settings_of
+from powertrain.audit.commands import shown, started_lines
 from powertrain.audit.configs import read_marked
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
 from powertrain.audit.rules.labels import CAUSAL, is_copied, is_loss, tokenises
+from powertrain.audit.rules.paths import starts
 from powertrain.audit.rules.starting import configs_of
 from powertrain.audit.scopes import is_tried, own_tree
 from powertrain.audit.script import Script
@@ -257,6 +259,15 @@ def resumes_from_nothing(subject: Subject, where: Circumstances) -> Findings:
     if script is None and subject.framework in ("llama-factory", "axolotl") and (
             (said is True and subject.framework == "llama-factory") or _is_of_other_run(said)):
         yield found("critical", key)
+    if script is not None and script.command is not None and script.shell is not None:
+        for name in ("resume_from_checkpoint", "checkpoint_dir"):
+            given = settings_of(script.command).get(name)
+            path = str(given.value) if given is not None else ""
+            others = [each for each in started_lines(script) if f"--{name}" not in each.words and any(
+                Path(word).as_posix() == Path(path).parent.as_posix() for word in each.words)]          # which may make it
+            if given and re.fullmatch(r"(?![/~$]).*checkpoint-\d+/?", path) and not others and not any(
+                    (folder / path).exists() for folder in starts(script.path, script)):
+                yield found("critical", given.evidence, case="named", path=path)
     resumes = script is not None and script.command is not None and any("resume" in word for word in script.command.words)
     if script is None or "trainer" not in script.sections or resumes:
         return

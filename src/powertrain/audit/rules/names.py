@@ -121,8 +121,8 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
 
 def is_guarded(script: Script, node: ast.AST) -> bool:
     """Return whether code asks for the release first, or is ready for an error."""
-    return any(isinstance(around, ast.Try) or (isinstance(around, ast.If | ast.IfExp) and (
-        _looks_for_a_name(around.test) or any(word in script.words(around.test) for word in ASKING)))
+    return is_tried(script, node) or any(isinstance(around, ast.If | ast.IfExp) and (
+        _looks_for_a_name(around.test) or any(word in script.words(around.test) for word in ASKING))
         for around in script.ancestors(node))
 
 

@@ -38,6 +38,8 @@ WRITTEN_TO = ("out", "save", "log", "dest", "result")    # in the key of a path 
 MOST_WRITERS = 5
 OF_MODELS = ("config.json", "generation_config.json", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt",
              "adapter_config.json", "tokenizer_config.json", "pytorch_model.bin", "model.safetensors")
+MAKES = re.compile(r"mkdir|makedirs|create_dir|mkpath|copytree|system\(|subprocess")      # in code that may make a folder
+KEEPS = re.compile(r"save_|output_dir|snapshot_download|Writer|log_?dir|logging_dir")      # and the one that it is given
 OF_SHELLS = ("Makefile", "Dockerfile", "README")
 FILE_NAMED = re.compile(r"[\w-]\.(py|ya?ml|jsonl?|csv|tsv|parquet|txt)$")
 
@@ -245,7 +247,9 @@ def _is_made_elsewhere(script: Script, folder: str) -> bool:
         whole = file.suffix in (".yaml", ".yml", ".json", ".toml") and re.search(rf"{re.escape(folder)}/?['\"\s]", text)
         told = (file.suffix in (".sh", ".bat", ".md") or file.name in OF_SHELLS) and any(
             folder in line and BRINGING.search(line) for line in text.splitlines())
-        if whole or told or file.suffix in (".py", ".ipynb"):
+        alone = re.search(rf"['\"](\./)?{re.escape(folder)}/?['\"]", text) or MAKES.search(text)
+        if whole or told or (file.suffix in (".py", ".ipynb") and (alone or any(
+                KEEPS.search(line) for line in text.splitlines() if folder in line))):
             return True
     return False
 

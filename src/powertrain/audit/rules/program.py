@@ -274,13 +274,13 @@ def loaded_but_never_saved(script: Script, subject: Subject, where: Circumstance
     if made is None or subject.framework not in TRAINERS or not isinstance(folder, str) or saves or subject.on(
             "training.push_to_hub") or (script.path.parent / folder / "config.json").exists():
         return
-    for call in script.calls(".from_pretrained", "transformers.pipeline"):
-        given = [item for item in (*call.args, *(each.value for each in call.keywords)) if "okenizer" not in script.name(call)]
-        here = next((item for item in given for value in (item, *script.assigned(item)) if isinstance(value, ast.Constant)
-                     and isinstance(value.value, str) and Path(value.value) == Path(folder)), None)
-        if here is not None and call.lineno > made.lineno and not script.conditions(call) and argument(
-                call, "subfolder") is None and not is_tried(script, call):
-            yield found("critical", call, made, folder=folder)
+    for loaded in subject.calls:
+        path, call = loaded.get("model") or loaded.argument(0, "pretrained_model_name_or_path"), loaded.node
+        here = isinstance(path, str) and "checkpoint" not in path and Path(folder) in (Path(path), *Path(path).parents)
+        if here and isinstance(call, ast.Call) and loaded.last in ("from_pretrained", "pipeline") and (
+                "okenizer" not in loaded.name) and call.lineno > made.lineno and not script.conditions(call) and argument(
+                call, "subfolder") is None and not is_tried(script, call) and not (script.path.parent / str(path)).exists():
+            yield found("critical", call, made, folder=path)
 
 
 @code_rule

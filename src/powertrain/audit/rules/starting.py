@@ -25,8 +25,11 @@ from powertrain.records.findings import Evidence, Place
 
 OF_PARSERS = frozenset({"help", "config"})   # of argparse, and of TrlParser
 OF_ABSL = frozenset(known("absl_flags").split())
+# a sentence that names no package to install
+PROSE = re.compile(r"\W*(?:\w+\W+){9}")
+LISTING = re.compile(r"install|conda|requir|depend|package|librar|need|must have|==|--", re.IGNORECASE)
 NO_PROSE = re.compile(r"\w+=[\w.-]+|[\w./-]+\.\w+|\d+")     # a word of a command that is none of a sentence
-SIMILAR = 0.75                               # of two names of files
+SIMILAR, ALIKE = 0.75, 0.6                   # of two names of files; and of one that takes all options of the command
 OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 OF_HANDBOOK = "H4ArgumentParser"             # of the alignment handbook, made from HfArgumentParser
 ONCE = frozenset(known("removed_arguments")) - {"tokenizer", "max_seq_length"}       # what other classes may have too
@@ -107,10 +110,14 @@ def script_missing(script: Script, subject: Subject, where: Circumstances) -> Fi
         at = next((at for at, word in enumerate(line.words) if word.endswith(".py") and not set(word) & set("$<>{}*")), 0)
         named, before = line.words[at], line.words[:at]
         plain = bool(before) and all(word.startswith(("-", *STARTERS)) or "=" in word for word in before)
-        if not plain or line.file.parent not in own.parents or any(word in text_of(line.file) for word in LEAVING):
+        options = [word.partition("=")[0] for word in line.words[at:] if word.startswith("--")]
+        alike = get_close_matches(Path(named).name, names, len(names), ALIKE) if len(options) >= LIKELY else []
+        mine = own.name in alike and [file for file in files if file.name in alike and all(
+            re.search(rf"{option}\b", text_of(file)) for option in options)] == [own]           # which takes them alone
+        if not plain or not (mine or line.file.parent in own.parents) or any(word in text_of(line.file) for word in LEAVING):
             continue
         closest = get_close_matches(Path(named).name, names, 2, SIMILAR)
-        if Path(named).name not in names and closest[:1] == [own.name] and len(closest) == 1 and names.count(own.name) == 1:
+        if Path(named).name not in names and (mine or closest == [own.name]):
             yield found("critical", Evidence(" ".join((*before, named)), line.place), name=named, other=own.name)
             return
 
@@ -244,7 +251,9 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
     near = [file for file in project_files(script) if file.parent in script.path.resolve().parents
             or file.parent.name == "requirements"]
     lists = [file for file in near if file.suffix == ".txt" and "requirements" in (file.parent.name, file.name[:12])]
-    said = "\n".join(text_of(file).lower() for file in near if file.suffix in SAYING or file.name.startswith(OTHERS))
+    said = "\n".join(line.lower() for file in near if file.suffix in SAYING or file.name.startswith(OTHERS)
+                     for line in text_of(file).splitlines()
+                     if file.suffix != ".md" or LISTING.search(line) or not PROSE.match(line))
     said += "".join(re.findall(r"pip install[^\n]*\n[^\n]*", script.own_text.lower()))
     told = [] if lists else [Evidence(line.strip(), Place(shown(script, file), number)) for file in near
                              if file.suffix in (".md", ".sh") for number, line in enumerate(text_of(file).splitlines(), 1)

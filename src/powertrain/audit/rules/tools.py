@@ -162,7 +162,7 @@ def format_gone(subject: Subject, where: Circumstances) -> Findings:
 def _keys(subject: Subject, *tools: str) -> Mapping[str, Marked]:
     """Return the keys of a tool's file as it spells them, those of its tables as `table.key` too."""
     is_theirs = subject.framework in tools and subject.script is None and subject.path.suffix != ".py"
-    outer = read_marked(subject.path).inner if is_theirs else {}
+    outer = subject.keys if is_theirs else {}
     return {**outer, **{f"{key}.{name}": item for key, table in outer.items() for name, item in table.inner.items()}}
 
 
