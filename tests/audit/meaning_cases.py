@@ -20,8 +20,14 @@ CHANCES = ("scores = model(ids).logits{part}", "chances = F.log_softmax(scores, 
 OWN_STEP = ("class Own(Trainer):\n    def training_step(self, model, inputs, num_items_in_batch=None):\n"
             "        loss = self.compute_loss(model, inputs)\n{more}        return loss.detach()\n")
 SEEN = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '{device}'\n"
+ASKED = ("from transformers import AutoTokenizer\ntokenizer = AutoTokenizer.from_pretrained('{path}')\n{then}"
+         "def render(row):\n    return {{'text': tokenizer.apply_chat_template(row['messages'], tokenize=False)}}\n"
+         "rows = rows.map(render)\n" + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n")
+LOGGED = SHARDED + "import wandb\nif args.shard:\n    wandb.init()\n"
 # rule -> (a script where it fires, its near miss)
 MEANING_CASES: dict[str, tuple[str, str]] = {
+    "chat_template_missing": (HEAD + HF + ASKED.format(path="meta-llama/Llama-3.1-8B", then=""),
+                              HEAD + HF + ASKED.format(path="meta-llama/Llama-3.1-8B-Instruct", then="")),
     "forward_past_wrapper": (loop("loss = model.module(batch).mean()", *PLAIN[1:], before=PARALLEL),
                              loop(*PLAIN, "with torch.no_grad():", "    model.module(batch)", before=PARALLEL)),
     "same_batches": (loop(*PLAIN, before=STREAM.format(told="", given="", more="") + PARALLEL),

@@ -68,13 +68,17 @@ class Calls(Expressions):
         else:
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             name = f"{owner.name}().{method}" if isinstance(owner, Made) else self.script.name(node.func) or f".{method}"
-        made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open, doubts=(*self.doubts,),
-                    perhaps=arguments.perhaps)
+        made = Made(name, node, arguments.positional, arguments.named, owner=called if isinstance(called, Made) else owner,
+                    open=arguments.open, doubts=(*self.doubts,), perhaps=arguments.perhaps)
         self.followed.calls.append(made)
         launched = known_calls.launched(made)
         if launched is not None:                         # `notebook_launcher(train, args=(…))`, `fire.Fire(train)`
             given = command_lines.settings_of(self.script.command) if made.last == "Fire" and self.script.command else {}
             self.enter(launched[0], values.Arguments(launched[1], given))
+        function, more = made.argument(0, "function"), made.get("fn_kwargs")
+        if made.last in ("map", "filter") and isinstance(function, FunctionValue):       # which is given rows
+            given = {str(name): each for name, each in more.entries.items()} if isinstance(more, Table) else {}
+            self.enter(function, values.Arguments([Unread("a row")], given))
         value = known_calls.result(made, self.script)
         if made.last in known_calls.INTO_DATACLASSES + known_calls.FROM_A_FILE and isinstance(value, tuple):
             self.followed.calls += [item for item in value if isinstance(item, Made)]

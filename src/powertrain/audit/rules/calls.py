@@ -1,12 +1,14 @@
 """Rules on calls of the installed libraries: what they take and need, and what their objects are."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, places, required
 from powertrain.audit.reading_calls import OF_THE_CONFIG
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.elsewhere import gone_of_class, is_pinned, plain
+from powertrain.audit.rules.labels import lacks, path_of_tokenizer
 from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, is_taken_twice, of_unsloth, since
 from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script, Setting
@@ -325,3 +327,14 @@ def _wants_tokens(script: Script, node: ast.AST) -> bool:
         return any(value is node and getattr(key, "value", None) == "input_ids"
                    for key, value in zip(around.keys, around.values, strict=True))
     return isinstance(around, ast.Attribute) and around.attr in OF_TENSORS
+
+
+@code_rule_once
+def chat_template_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The tokenizer of a base model is asked for its chat template, and has none."""
+    patterns = "|".join(known("without_chat_template").split())
+    for made in subject.calls if in_force("transformers", where) else ():
+        path = path_of_tokenizer(made.owner) if made.last == "apply_chat_template" and len(made.positional) < 2 else ""
+        if path and re.fullmatch(patterns, path) and "chat_template" not in made.named and lacks(
+                script, subject, made, "chat_template"):
+            yield found("critical", script.evidence(made.node), script.evidence(made.owner.node), path=path)

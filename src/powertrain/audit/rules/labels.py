@@ -1,19 +1,22 @@
 """Rules on labels: what the loss compares, and which tokens it counts."""
 
 import ast
+import builtins
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 from powertrain.audit.edits import Edits, removed, with_text
 from powertrain.audit.installed import in_force
-from powertrain.audit.origins import origins
+from powertrain.audit.origins import is_led_to_by, origins
 from powertrain.audit.reading_calls import WITHOUT_PADDING
 from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_once, found, rule
-from powertrain.audit.scopes import run_nodes
+from powertrain.audit.scopes import is_tried, run_nodes
 from powertrain.audit.script import Script
 from powertrain.audit.steps import is_without_gradients
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import argument, every, gives_name, is_true, last_name, names_in
+from powertrain.audit.values import Made
 
 MODELS = ("from_pretrained", "from_config", "ForCausalLM", "LMHeadModel")
 CAUSAL = ("CausalLM.from_pretrained", "CausalLM.from_config", "LMHeadModel.from_pretrained", "ForCausalLM", "LMHeadModel")
@@ -241,14 +244,37 @@ def _is_of_one_source(script: Script, node: ast.AST, *names: str) -> bool:
     return all(given) and len({value for values in given for value in values}) == 1
 
 
-@code_rule
+@code_rule_once
 def pad_token_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script pads with a tokenizer that has no padding token."""
-    padding, path = subject.settings.get(PADDING), subject.settings.get("tokenizer.path")
-    if padding is None or path is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
-        return
-    if str(path.value).startswith(WITHOUT_PADDING) and not script.says("pad_token", "add_special_tokens", "pad_id"):
-        yield found("critical", padding, path, path=path.value)
+    for made in subject.calls:
+        path, asked = path_of_tokenizer(made.owner), made.named.get("padding")
+        if asked is not None and asked.value in (*TO_THE_LONGEST, "max_length") and path.startswith(WITHOUT_PADDING) and not (
+                script.path.parent / path).exists() and lacks(script, subject, made, "pad_token", "trl."):
+            yield found("critical", asked, script.evidence(made.owner.node), path=path)
+
+
+def path_of_tokenizer(value: Any) -> str:
+    """Return what a tokenizer is loaded from; "" where that is not known, and for anything else."""
+    path = value.argument(0, "pretrained_model_name_or_path") if isinstance(value, Made) and value.name.endswith(
+        ("Tokenizer.from_pretrained", "TokenizerFast.from_pretrained")) else None
+    return path if isinstance(path, str) else ""
+
+
+def lacks(script: Script, subject: Subject, made: Made, part: str, *giving: str) -> bool:
+    """Return whether a method of a tokenizer surely runs, and nothing gives the tokenizer a part that it needs.
+
+    A function of another package may, unless it is a class (but for those of packages in `giving`) or one of Python's own.
+    """
+    owner = made.owner
+    adds = any(each.owner is owner and each.last.startswith("add_") for each in subject.calls)
+    taking = (each for each in subject.calls if any(given is owner for given in (
+        *each.positional, *(item.value for item in each.named.values()))))
+    unsure = adds or made.doubts or made.open or owner.open or is_tried(script, made.node)
+    return not unsure and script.is_reached(made.node) and not is_led_to_by(script, made.node, script.unused) and not any(
+        part in name for name in (*owner.named, *owner.attributes)) and all(
+        not each.name.startswith(("unsloth", *giving)) and (each.last[:1].isupper() or hasattr(builtins, each.last))
+        for each in taking)
 
 
 @code_rule_once

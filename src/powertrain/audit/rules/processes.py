@@ -1,7 +1,11 @@
 """Rules on several processes and devices, and on the checkpoints that they write."""
 
 import ast
+import re
+from collections.abc import Collection
+from pathlib import Path
 
+from powertrain.audit.commands import project_files, text_of
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.origins import origins
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
@@ -174,7 +178,24 @@ def compiled_names_saved(script: Script, subject: Subject, where: Circumstances)
     for call in script.calls(".state_dict") if "_orig_mod" not in script.text else ():
         owner = owner_of(call)
         if owner is not None and script.is_made_by(owner, "torch.compile"):
-            yield found("low", call)
+            kinds = script.kinds.get(last_name(owner), frozenset()) & set(script.classes)
+            file = _loaded_plain(script, kinds) if script.has_call("torch.save") and _is_compiled(script) else None
+            yield found("critical" if file else "low", call, file=file and file.name, kind=", ".join(sorted(kinds)))
+
+
+def _is_compiled(script: Script) -> bool:
+    """Return whether the run compiles, where no option asks it to."""
+    return not any(script.unused & {*script.ancestors(call)} or any(
+        "compile" in script.words(test.test) for test in script.conditions(call)) for call in script.calls("torch.compile"))
+
+
+def _loaded_plain(script: Script, kinds: Collection[str]) -> Path | None:
+    """Return another file of the project that loads weights into the same class, without compiling it or renaming them."""
+    texts = {file: text_of(file) for file in project_files(script) if file.suffix == ".py" and file != script.path.resolve()}
+    plain = (file for file, text in texts.items() if ".load_state_dict(" in text and "torch.load(" in text and not any(
+        word in text for word in ("strict=False", "compile", "backward(")) and any(
+        re.search(rf"\b{kind}\(", text) for kind in kinds))
+    return None if any("_orig_mod" in text for text in texts.values()) else next(plain, None)
 
 
 @rule

@@ -16,6 +16,11 @@ PARTS = ("module", "model", "forward", "transformer", "encoder", "decoder", "bac
 HANDING_ON = ("enumerate", "tqdm", "iter", "trange", "cycle", "islice", "DataLoader", "prepare", "prepare_data_loader")
 RANKED = ("rank", "world", "shard", "replica", "process")
 SHARING = (*RANKED, "split", "worker", "random", "shuffle", "partition", "sampler", "seed")
+ACCELERATE = ("accelerate.Accelerator", "accelerate.PartialState")
+# what is begun once, what else begins it, and what raises before
+BEGUN = (("torch.distributed.init_process_group", (*GROUPS[1:], *ACCELERATE), (
+             *PARALLEL, *(f"torch.distributed.{name}" for name in COLLECTIVE))),
+         ("wandb.init", (".init_trackers", ".WandbLogger", *ACCELERATE), ("wandb.log", "wandb.watch")))
 EXCHANGING = ("reduce", "gather", "broadcast", "should_stop", "check_trigger")
 
 
@@ -91,16 +96,16 @@ def origins_of_data(script: Script, node: ast.expr, deep: int = 6) -> list[ast.C
 
 @code_rule_once
 def group_never_begun(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """Processes are to wait for each other, and their group is only begun by an option that is off."""
-    begins = [call for call in every(ast.Call, script.tree) if script.name(call) in GROUPS[:1]]
+    """What has to be begun first is used in every case, and only begun by an option that is off."""
     off = script.unused | script.dead
-    if not begins or script.has_call(*GROUPS[1:], "accelerate.Accelerator", "accelerate.PartialState") or not all(
-            is_led_to_by(script, call, off) for call in begins):
-        return
-    for call in script.every(ast.Call):
-        together = script.name(call).startswith("torch.distributed.") and last_name(call.func) in COLLECTIVE
-        if together and _always_runs(script, call, off):
-            yield found("critical", call, begins[0], call=script.words(call)[:60])
+    for first, others, uses in BEGUN:
+        begins = [call for call in every(ast.Call, script.tree) if script.name(call) == first]
+        if not begins or script.has_call(*others) or (first == "wandb.init" and "trainer" in script.sections) or not all(
+                is_led_to_by(script, call, off) for call in begins):
+            continue
+        for call in script.calls(*uses):
+            if _always_runs(script, call, off):
+                yield found("critical", call, begins[0], call=script.words(call)[:60], begun=first)
 
 
 def _always_runs(script: Script, call: ast.Call, off: frozenset[ast.AST], deep: int = 3) -> bool:
