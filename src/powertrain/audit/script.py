@@ -19,7 +19,7 @@ from typing import Any
 from powertrain.audit.syntax import DEFINITIONS, FunctionNode, Loop, Node, every, inside, is_backward, is_called, last_name
 from powertrain.records.findings import Evidence, Place
 
-SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
+SPELLED = re.compile(r"""(?:[\w.]+\[(?=["']))?["']?([A-Za-z_][\w.-]*)["']?\]?\s*[=:]""")   # how a file spells a setting
 TRAINING = re.compile(r"Trainer(?!Callback|State|Control)|(TrainingArguments|SFTConfig)$")       # calls that training needs
 FILLED_IN = re.compile(r"[$<>{}*`]|\.\.\.")  # in a command's word: another one stands there when it is given
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go

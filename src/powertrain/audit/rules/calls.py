@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from powertrain.audit.installed import LIBRARIES, Defined, defined, in_force, method, parameters, places, required
 from powertrain.audit.reading_calls import OF_THE_CONFIG
-from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
+from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
 from powertrain.audit.rules.elsewhere import gone_of_class, is_pinned, plain
 from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, of_unsloth, since
 from powertrain.audit.scopes import run_nodes
@@ -16,8 +16,9 @@ from powertrain.audit.syntax import FunctionNode, argument, every, hides_argumen
 # calls that open an object -> the class of what they give, or one that it derives from
 OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase"), ("peft", "get_peft_model", "PeftModel"),
           ("peft", "PeftModel.from_pretrained", "PeftModel"), ("transformers", "LM.from_pretrained", "PreTrainedModel"))
-# what functions that are compiled have to be given, as installed.required returns it
-COMPILED = {f"torch.{name}": (("input", "dim"), frozenset[str]()) for name in ("softmax", "log_softmax")}
+# what functions that are compiled, or not installed here, have to be given, as installed.required returns it
+COMPILED = {f"torch.{name}": (("input", "dim"), frozenset[str]()) for name in ("softmax", "log_softmax")} | {
+    f"torchmetrics.{name}": (("task",), frozenset[str]()) for name in known("need_task").split()}
 LAUNCHER = "accelerate.notebook_launcher"    # which needs num_processes, but not in a notebook of Colab or Kaggle
 DTYPES = ("dtype", "torch_dtype", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
 OF_TENSORS = ("shape", "ne", "eq", "size", "dim", "squeeze", "unsqueeze", "tolist", "cuda", "cpu", "clone", "repeat")
