@@ -58,7 +58,11 @@ def test_a_rule_fires_and_is_silent_in_its_near_miss(name: str, tmp_path: Path) 
     (CLASS.format(more="from trl import DPOTrainer\n", base="DPOTrainer", method="dpo_loss(self, chosen)", body="pass"), True),
     (CLASS.format(more="from trl import DPOTrainer\n", base="DPOTrainer", method="own_loss(self, chosen)", body="pass"), False),
     (LIGHTNING.format(method="validation_epoch_end(self, outputs)", given="", more=""), True),
-    (LIGHTNING.format(method="on_validation_epoch_end(self)", given="", more=""), False)])
+    (LIGHTNING.format(method="on_validation_epoch_end(self)", given="", more=""), False),
+    (LIGHTNING.format(method="lr_scheduler_step(self, scheduler, optimizer_idx, metric)", given="", more=""), True),
+    (LIGHTNING.format(method="lr_scheduler_step(self, scheduler, metric)", given="", more=""), False),
+    (LIGHTNING.format(method="setup(self)", given="", more="").replace("LightningModule", "LightningDataModule"), True),
+    (LIGHTNING.format(method="setup(self, stage)", given="", more=""), False)])
 def test_methods_are_as_the_present_class_calls_them(text: str, fires: bool, tmp_path: Path) -> None:
     assert bool(said("method_of_older_release", text, tmp_path)) == fires
 

@@ -87,7 +87,7 @@ class Calls(Expressions):
     def enter(self, function: FunctionValue, arguments: values.Arguments) -> Any:
         """Return the result of the script's own function for these arguments."""
         node = function.node
-        if node in self.stack or len(self.stack) >= DEEPEST_CALL:
+        if self.stack.count(node) > 1 or len(self.stack) >= DEEPEST_CALL:
             return Unread("a function that calls itself")
         self.entered.add(node)
         scope = Scope(self._parameters(function, arguments), function.scope)

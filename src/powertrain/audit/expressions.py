@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from powertrain.audit.arithmetic import FUNCTIONS, MOST, TEXT_METHODS, WRONG, apply_operator
+from powertrain.audit.arithmetic import FUNCTIONS, MOST, OF_PATHS, PATH_METHODS, TEXT_METHODS, WRONG, apply_operator
 from powertrain.audit.script import Script, Setting
 from powertrain.audit.values import (
     ENVIRONMENT,
@@ -34,7 +34,7 @@ from powertrain.audit.values import (
     truth,
 )
 
-FOLLOWED = ("vars", "dict", "getattr", "setattr", "open")           # functions of Python's own that known_calls.py answers
+FOLLOWED = ("vars", "dict", "getattr", "setattr", "open", "isinstance")      # of Python's own that known_calls.py answers
 JOINING = ("os.path.join", "pathlib.Path")
 MOST_EVALUATED = 200_000                     # expressions: a function may call another one twice, and that one too
 
@@ -86,6 +86,8 @@ class Expressions:
             named = Reference(f"{owner.name}.{node.attr}")
             return self.words_given() if named == WORDS and self.script.command is not None else named
         found = attribute(owner, node.attr)
+        if isinstance(owner, str) and node.attr in OF_PATHS:
+            return self.attempt(node, OF_PATHS[node.attr], owner)
         return self.unread(node) if found is None else found.value
 
     def words_given(self) -> list[Any]:
@@ -281,4 +283,8 @@ class Expressions:
                 and all(map(is_known, positional)) and not named):
             wide = method.attr == "format" and ":" in owner          # a width may ask for any amount of memory
             return self.unread(node) if wide else self.attempt(node, getattr(owner, method.attr), *positional)
+        if isinstance(owner, str) and method is not None and method.attr in PATH_METHODS and not named:
+            return self.attempt(node, PATH_METHODS[method.attr], owner, *positional)
+        if isinstance(owner, str) and method is not None and method.attr in ("open", "read_text", "read_bytes"):
+            return Made("open", node, [owner])
         return self.call(called, owner, node, Arguments(positional, named, opened, frozenset(map(str, table.perhaps))))

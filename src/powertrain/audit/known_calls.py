@@ -50,6 +50,15 @@ def result(made: Made, script: Script) -> Any:
         return owner
     if method == "copy" and isinstance(owner, Table):
         return replace(owner, entries=dict(owner.entries), perhaps=set(owner.perhaps))
+    if method in ("to_container", "to_object", "deepcopy") and isinstance(first, Table):
+        return replace(first, entries=dict(first.entries), perhaps=set(first.perhaps))
+    if made.name.endswith("OmegaConf.merge") and isinstance(first, Table):       # with a command line that adds nothing
+        return _merged([each for each in made.positional if isinstance(each, Table)])
+    if method in ("model_dump", "dict", "_asdict") and isinstance(owner, Made) and owner.local is not None:
+        return Table(owner.named | {name: each for name, each in owner.attributes.items() if isinstance(each, Setting)})
+    if made.name == "isinstance" and made.positional[1:] == [Reference("dict")] and not isinstance(
+            first, (Unread, Made, Reference)):
+        return isinstance(first, Table)
     if method in ("update", "get", "pop") and isinstance(owner, Table):
         return table_method(owner, method, made)
     if method == "get" and len(made.positional) == 2 and isinstance(owner, (Unread, Made)) and isinstance(first, str):
@@ -78,6 +87,17 @@ def result(made: Made, script: Script) -> Any:
     if made.name in READERS and made.positional:
         return read_file(first, script) or unread
     return unread if made.name.startswith(OF_THE_MACHINE) else made
+
+
+def _merged(tables: list[Table]) -> Table:
+    """Return the entries of tables, of which the later ones hold, those of tables in them too."""
+    made = Table(open=next((each.open for each in tables if each.open), ""))
+    for table in tables:
+        for name, each in table.entries.items():
+            before = made.entries[name].value if name in made.entries else None
+            both = isinstance(before, Table) and isinstance(each.value, Table)
+            made.entries[name] = replace(each, value=_merged([before, each.value])) if both else each
+    return made
 
 
 def of_launch(made: Made, launch: Mapping[str, str]) -> Any:
@@ -248,6 +268,7 @@ def set_attribute(made: Made, script: Script) -> None:
 
 def read_file(source: Any, script: Script) -> Table | None:
     """Return the table of a YAML or JSON file beside the script, opened under a literal path; None if it has none."""
+    source = source.owner if isinstance(source, Made) and source.last == "read" else source
     if isinstance(source, Made) and source.name == "open":
         source = source.argument(0, "file")
     if not isinstance(source, str):

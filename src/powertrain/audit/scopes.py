@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from powertrain.audit.script import Script
+from powertrain.audit.script import Module, Script
 from powertrain.audit.syntax import FunctionNode, Loop, every, inside, last_name, parameters_of
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -172,10 +173,23 @@ def means(script: Script, name: ast.Name, node: FunctionNode | ast.ClassDef) -> 
     if isinstance(script.parents.get(node), ast.ClassDef):
         return False
     if origin is None or (module is script.module(name) and _hides(script, node)):
-        return module is script.module(name)
+        return module is script.module(name) or (origin is None and module is not None and _in_star(script, name, module))
     parts = origin.split(".")
     return module is not None and len(parts) > 1 and parts[-1] == node.name and parts[-2] in (
         module.file.stem, module.file.parent.name)
+
+
+def _in_star(script: Script, name: ast.Name, module: Module) -> bool:
+    """Return whether the file of a name takes it from a module by `from module import *`, perhaps through others."""
+    trees = {None: own_tree(script), **{each.file: each.tree for each in script.modules}}
+    around, seen = script.module(name), set[Path | None]()
+    waiting = [around.file if around is not None else None]
+    while waiting and name.id not in bound_names(trees[around.file if around is not None else None]):
+        file = waiting.pop()
+        if file not in seen and file in trees:
+            seen.add(file)
+            waiting += [script.project.get((each, "")) for each in _taken_whole(trees[file]) if (each, "") in script.project]
+    return module.file in seen
 
 
 def _hides(script: Script, node: FunctionNode | ast.ClassDef) -> bool:
@@ -184,6 +198,15 @@ def _hides(script: Script, node: FunctionNode | ast.ClassDef) -> bool:
     tree = above.tree if above is not None else script.tree
     imports = [each for each in every(ast.stmt, tree) if node.name in bound_by(each)]
     return node in tree.body and bool(imports) and all(each in tree.body and each.lineno < node.lineno for each in imports)
+
+
+def of_module(script: Script, node: ast.Attribute) -> FunctionNode | ast.ClassDef | None:
+    """Return the project's function or class that `module.name` stands for."""
+    owner = script.origin(node.value) if isinstance(node.value, ast.Name) else None
+    trees = [module.tree for module in script.modules if owner is not None and owner.rpartition(".")[2] == (
+        module.file.stem if module.file.stem != "__init__" else module.file.parent.name)]
+    found = [item for tree in trees for item in tree.body if isinstance(item, FunctionNode | ast.ClassDef)]
+    return next((item for item in found if item.name == node.attr), None) if len(trees) == 1 else None
 
 
 @lru_cache(maxsize=2)                        # of both ways to start a script
@@ -202,6 +225,8 @@ def run_nodes(script: Script) -> tuple[ast.AST, ...]:
             more: list[ast.AST] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 more += filter(None, [script.called(node)])
+            elif isinstance(node, ast.Attribute) and (there := of_module(script, node)) is not None:
+                more += script.methods(there) if isinstance(there, ast.ClassDef) else [there]
             elif isinstance(node, ast.Name):
                 kind, function = script.classes.get(node.id), script.functions.get(node.id)
                 more += script.methods(kind) if kind is not None and means(script, node, kind) else []

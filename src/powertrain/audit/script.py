@@ -32,7 +32,7 @@ from powertrain.audit.syntax import (
 )
 from powertrain.records.findings import Evidence, Place
 
-SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
+SPELLED = re.compile(r"""(?:[\w.]+\[(?=["']))?["']?([A-Za-z_][\w.-]*)["']?\]?\s*[=:]""")   # how a file spells a setting
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 
 

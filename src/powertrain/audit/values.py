@@ -176,19 +176,27 @@ def attribute(owner: Any, name: str) -> Setting | None:
     if isinstance(owner, Table):             # of OmegaConf; a plain dict has no such attributes
         return owner.entries.get(name)
     if isinstance(owner, ClassValue):
-        return next((each.fields[name] for each in owner.lineage if name in each.fields), None)
+        found = next((each.fields[name] for each in owner.lineage if name in each.fields), None)
+        return found if found is not None else _method(owner, name, None)
     if isinstance(owner, Made):
         if name in owner.attributes:
             found = owner.attributes[name]
             return found if isinstance(found, Setting) else None
         if owner.local is None:
             return owner.named.get(name)
-        found = attribute(owner.local, name)
-        method = next((each.methods[name] for each in owner.local.lineage if name in each.methods), None)
-        if found is None and method is not None:         # bound to its instance
-            return Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name)
-        return found
+        return next((each.fields[name] for each in owner.local.lineage if name in each.fields), None) or _method(
+            owner.local, name, owner)
     return None
+
+
+def _method(kind: ClassValue, name: str, instance: Made | None) -> Setting | None:
+    """Return a method of a class, bound to its instance, or to the class itself; None where it has none."""
+    method = next((each.methods[name] for each in kind.lineage if name in each.methods), None)
+    if method is None:
+        return None
+    marks = {getattr(each, "id", "") for each in getattr(method.node, "decorator_list", ())}
+    bound = kind if "classmethod" in marks else None if "staticmethod" in marks else instance
+    return Setting(FunctionValue(method.node, method.scope, bound), Place("", method.node.lineno), name)
 
 
 @dataclass(frozen=True)

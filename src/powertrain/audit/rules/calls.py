@@ -18,8 +18,9 @@ from powertrain.audit.syntax import FunctionNode, argument, every, hides_argumen
 # calls that open an object -> the class of what they give, or one that it derives from
 OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase"), ("peft", "get_peft_model", "PeftModel"),
           ("peft", "PeftModel.from_pretrained", "PeftModel"), ("transformers", "LM.from_pretrained", "PreTrainedModel"))
-# what functions that are compiled have to be given, as installed.required returns it
-COMPILED = {f"torch.{name}": (("input", "dim"), frozenset[str]()) for name in ("softmax", "log_softmax")}
+# what functions that are compiled, or not installed here, have to be given, as installed.required returns it
+COMPILED = {f"torch.{name}": (("input", "dim"), frozenset[str]()) for name in ("softmax", "log_softmax")} | {
+    f"torchmetrics.{name}": (("task",), frozenset[str]()) for name in known("need_task").split()}
 BARE_T5 = frozenset(f"transformers.{name}Model.from_pretrained" for name in ("T5", "MT5", "UMT5", "LongT5"))
 T5 = BARE_T5 | {name.replace("Model", "ForConditionalGeneration") for name in BARE_T5}
 BEFORE = ("input_ids", "attention_mask")      # of what a T5 takes, before what its decoder reads

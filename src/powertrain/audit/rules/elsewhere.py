@@ -9,7 +9,7 @@ from powertrain.audit.rules.base import known
 from powertrain.audit.script import Script
 
 GONE, OF_CLASSES = known("gone_elsewhere"), known("gone_of_classes")
-BOUND = frozenset({"torchtune", "torchao", "torchtext", "pytorch_lightning", "vllm"})      # to a release of torch
+BOUND = frozenset(["torchtune", "torchao", "torchtext", "pytorch_lightning", "torchmetrics", "vllm"])     # to torch, or others
 SAYING = ("requirements*.txt", "requirements/*.txt", "pyproject.toml", "setup.py", "setup.cfg", "environment*.y*ml", "Pipfile",
           "Dockerfile", "README*", "*.sh", "*.lock")
 

@@ -64,8 +64,10 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     patched += OF_UNSLOTH if theirs and not subject.trainer.startswith("transformers.") else ()
     passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
               for item in script.sections[section].keywords if item.arg in REMOVED and item.arg not in patched]
+    unsure = {name for each in subject.calls for name in each.perhaps}       # `**{... if key in what_it_takes}`
     names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED
-             and name not in patched and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
+             and name not in (*patched, *unsure) and key.startswith(("training.", "trainer.")) and _is_passed(
+                 script, setting, name)}
     given = script.sections["trainer"].keywords if script is not None and subject.trainer == "trl.SFTTrainer" else []
     of_settings = {setting.place.line for setting, _ in names.values()}
     rest = [item for item in passed if script is not None and script.place(item).line not in of_settings]

@@ -16,6 +16,7 @@ from powertrain.audit.syntax import Node, every, inside, last_name, owner_of, re
 
 SAVING = "training.save_strategy"
 CALLED: Mapping[str, str] = known("called_by_trainer")
+BY_LIGHTNING: Mapping[str, str] = known("called_by_lightning")
 TO_SAVE: Mapping[str, str] = known("called_to_save")
 TO_EVALUATE: Mapping[str, str] = known("called_to_evaluate")
 NEVER_CALLED: Mapping[str, str] = known("never_called")
@@ -116,8 +117,9 @@ def _library_class(script: Script, kind: ast.ClassDef, seen: tuple[ast.ClassDef,
 def _wrong(script: Script, subject: Subject, item: ast.FunctionDef, above: str) -> Iterator[tuple[str, ast.AST, str]]:
     """Yield (case, where, what) of a method that the class above calls in another way, or never."""
     name, spec = item.name, item.args
-    if above == "pytorch_lightning.LightningModule":
-        yield from [("refused", spec, "")] if name in REFUSED else []
+    if above in ("pytorch_lightning.LightningModule", "pytorch_lightning.LightningDataModule"):
+        yield from [("refused", spec, "")] if name in REFUSED and above.endswith("LightningModule") else []
+        yield from [("", item, lost)] if name in BY_LIGHTNING and (lost := _unfit(spec, BY_LIGHTNING[name])) else []
     elif above == "transformers.TrainerCallback" and name.startswith("on_"):
         lost = _unfit(spec, OF_EVENTS + MORE.get(name, ""))
         yield from [("", item, lost)] if lost else _of_tokenizer(item)
