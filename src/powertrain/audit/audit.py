@@ -16,8 +16,9 @@ from powertrain.audit.project import root_of, walked
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.rules.base import known
-from powertrain.audit.script import FILLED_IN, Command
+from powertrain.audit.script import Command
 from powertrain.audit.subject import Circumstances, Setting, Subject
+from powertrain.audit.values import FILLED_IN
 from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 

@@ -95,8 +95,9 @@ def _merged(tables: list[Table]) -> Table:
     for table in tables:
         for name, each in table.entries.items():
             before = made.entries[name].value if name in made.entries else None
-            both = isinstance(before, Table) and isinstance(each.value, Table)
-            made.entries[name] = replace(each, value=_merged([before, each.value])) if both else each
+            if isinstance(before, Table) and isinstance(each.value, Table):
+                each = replace(each, value=_merged([before, each.value]))
+            made.entries[name] = each
     return made
 
 

@@ -181,7 +181,7 @@ def means(script: Script, name: ast.Name, node: FunctionNode | ast.ClassDef) -> 
 
 def _in_star(script: Script, name: ast.Name, module: Module) -> bool:
     """Return whether the file of a name takes it from a module by `from module import *`, perhaps through others."""
-    trees = {None: own_tree(script), **{each.file: each.tree for each in script.modules}}
+    trees: dict[Path | None, ast.AST] = {None: own_tree(script), **{each.file: each.tree for each in script.modules}}
     around, seen = script.module(name), set[Path | None]()
     waiting = [around.file if around is not None else None]
     while waiting and name.id not in bound_names(trees[around.file if around is not None else None]):
