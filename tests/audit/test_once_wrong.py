@@ -108,6 +108,16 @@ ONCE_WRONG = {
     "a checkpoint that is bf16": (
         "loop_in_fp32", HEAD + LOADED.format(path="gpt2") + IN_FP32.removeprefix(HEAD),
         HEAD + LOADED.format(path="Qwen/Qwen3-0.6B") + IN_FP32.removeprefix(HEAD), {}),
+    "a checkpoint of a dtype that is not known": (
+        "loop_in_fp32", HEAD + LOADED.format(path="gpt2") + IN_FP32.removeprefix(HEAD),
+        HEAD + LOADED.format(path="own/model") + IN_FP32.removeprefix(HEAD), {}),
+    "norms in bf16, where a decay rounds away": (
+        "norms_decayed", PROGRAM_CASES["norms_decayed"][0], PROGRAM_CASES["norms_decayed"][0] + "model = model.bfloat16()\n", {}),
+    "documents that end in a token": (
+        "documents_concatenated", HEAD + GROUP.format(more=""),
+        HEAD + GROUP.format(more="").replace("def group(rows):\n", "def group(rows):\n    rows = with_eos(rows)\n"), {}),
+    "a function compiled for any length": (
+        "compile_changing_lengths", COMPILED.format(how=""), COMPILED.format(how=", dynamic=True"), {}),
     "prefixes that are learned": (
         "learning_rate_unfit", FAST.format(before=""), FAST.format(before=PREFIXES), {}),
     "a notebook of Databricks": (

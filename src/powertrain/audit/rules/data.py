@@ -192,7 +192,7 @@ def documents_concatenated(script: Script, subject: Subject, where: Circumstance
             script.name(call) == "sum" and len(call.args) == 2 and isinstance(call.args[1], ast.List))), None)
         # the range of `x[i : i + block] for i in range(0, total, block)`
         cuts = any(script.name(call) == "range" and len(call.args) == 3 for call in calls)
-        if joined is not None and cuts:
+        if joined is not None and cuts and "eos" not in script.words(function):
             yield found("moderate" if script.says(*PROMPTED) else "low", joined)
 
 

@@ -73,7 +73,7 @@ def loop_in_fp32(script: Script, subject: Subject, where: Circumstances) -> Find
     tf32 = subject.value("training.tf32") or script.says("allow_tf32", "set_float32_matmul_precision")
     if step is not None and step.backward and moved is not None and not tf32 and not script.says(
             "autocast", "float16", "bf16", "fp16", "half", "GradScaler", "MixedPrecision", "deepspeed", "fabric") and (
-            loaded_dtype(subject, where)[0] in (None, "fp32")):
+            (dtype := loaded_dtype(subject, where)[0]) == "fp32" or (dtype is None and not loads_weights(script))):
         yield found("moderate", step.backward[0].node, moved)
 
 
@@ -85,7 +85,7 @@ def norms_decayed(script: Script, subject: Subject, where: Circumstances) -> Fin
         first = argument(call, "params", 0)
         whole = isinstance(first, ast.Call) and last_name(first.func) == "parameters"
         if whole and script.training_loops and not subject.has_adapters and isinstance(decay, (int, float)) and decay > 0 and \
-                not script.says("get_peft_model", "lora"):
+                not script.says("get_peft_model", "lora") and not script.has_call(".bfloat16", ".half"):    # which round it away
             yield found("moderate" if decay >= STRONG_DECAY else "low", call, decay=decay)
 
 

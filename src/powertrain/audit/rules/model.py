@@ -215,7 +215,8 @@ def _reason(subject: Subject, where: Circumstances, asked: str) -> str:
 def compile_changing_lengths(subject: Subject, where: Circumstances) -> Findings:
     """The model is compiled, and each batch has another shape."""
     asked, mode = subject.compiles, subject.settings.get(MODE)
-    if asked is not None and subject.changes_lengths(where.data):
+    marked = subject.script is not None and subject.script.says("dynamic")
+    if asked is not None and subject.changes_lengths(where.data) and not marked:
         yield found("moderate", asked, None if mode == asked else mode, limit=RECOMPILE_LIMIT,
                     edits=set_to(subject, "training.torch_compile", False),
                     graphs=mode is not None and mode.value in ("reduce-overhead", "max-autotune"))
