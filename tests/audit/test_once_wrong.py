@@ -98,6 +98,8 @@ OF_HYDRA = ("import hydra\nfrom own import register\nregister()\n@hydra.main(con
             "def main(config):\n    hydra.utils.instantiate(config.trainer).fit(1)\nmain()\n")
 EAGER = HEAD + ("model = AutoModelForCausalLM.from_pretrained('{name}', attn_implementation='eager')\n") + TRAINED
 SAMPLED = CASES["sampler_without_epoch"][0]
+COMPILED = HEAD + ("from transformers import AutoTokenizer\ntokenizer = AutoTokenizer.from_pretrained('x')\n"
+                   "model = torch.compile(model{how})\nrows = tokenizer(texts, padding='longest')\n") + TRAINED
 CACHED = HEAD + HF + ("from transformers.cache_utils import DynamicCache\nclass Own(nn.Module):\n"
                       "    def forward(self, x, use_cache):\n        if {asks}:\n"
                       "            x = DynamicCache.from_legacy_cache(x)\n        return x\nmodel = Own()\n") + TRAINED
@@ -114,8 +116,8 @@ ONCE_WRONG = {
     "norms in bf16, where a decay rounds away": (
         "norms_decayed", PROGRAM_CASES["norms_decayed"][0], PROGRAM_CASES["norms_decayed"][0] + "model = model.bfloat16()\n", {}),
     "documents that end in a token": (
-        "documents_concatenated", HEAD + GROUP.format(more=""),
-        HEAD + GROUP.format(more="").replace("def group(rows):\n", "def group(rows):\n    rows = with_eos(rows)\n"), {}),
+        "documents_concatenated", CASES["documents_concatenated"][0],
+        CASES["documents_concatenated"][0].replace("sum(examples[k]", "sum(with_eos(examples[k])"), {}),
     "a function compiled for any length": (
         "compile_changing_lengths", COMPILED.format(how=""), COMPILED.format(how=", dynamic=True"), {}),
     "prefixes that are learned": (
