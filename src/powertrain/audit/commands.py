@@ -70,8 +70,10 @@ class Line:
 
 @lru_cache(maxsize=2)
 def started_lines(script: Script) -> tuple[Line, ...]:
-    """Return all statements of the project that start Python."""
+    """Return all statements of the project, and of the shell script that is audited, that start Python."""
     files = [file for file in project_files(script) if file.suffix in TELLING or file.name.startswith(("README", "Makefile"))]
+    if script.shell is not None and (shell := script.shell.resolve()) not in files:
+        files.append(shell)
     return tuple(line for file in files for line in _of_file(file, shown(script, file)))
 
 
@@ -158,13 +160,14 @@ def options_told(shell: Path) -> Iterator[Command]:
 
 @lru_cache(maxsize=2)
 def commands(script: Script) -> tuple[Command, ...]:
-    """Return the commands of the project that start the script."""
+    """Return the commands of the project that start the script; those of the shell script alone where that is audited."""
     root, own = (script.root or script.path.parent).resolve(), script.path.resolve()
     only_one = sum(file.name == own.name for file in project_files(script)) == 1
     shell = script.shell.resolve() if script.shell is not None else None
-    lines = sorted(started_lines(script), key=lambda line: line.file != shell)           # the commands asked for come first
-    found = (_command(line, own, only_one or line.file == shell or own.parent in (line.file.parent, root)) for line in lines)
-    return tuple(command for command in found if command is not None)
+    found = [(line.file == shell, _command(line, own, only_one or line.file == shell or own.parent in (line.file.parent, root)))
+             for line in started_lines(script)]
+    asked = any(of_shell and command is not None for of_shell, command in found)
+    return tuple(command for of_shell, command in found if command is not None and (of_shell or not asked))
 
 
 def _command(line: Line, own: Path, by_name: bool) -> Command | None:

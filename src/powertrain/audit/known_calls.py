@@ -274,7 +274,8 @@ def read_file(source: Any, script: Script) -> Table | None:
         source = source.argument(0, "file")
     if not isinstance(source, str):
         return None
-    folders = (script.path.parent, script.root or Path(), Path())
+    above = script.shell.resolve().parents[:3] if script.shell is not None else ()       # from which it may be started
+    folders = (script.path.parent, script.root or Path(), Path(), *above)
     file = next((folder / source for folder in folders if (folder / source).is_file()), None)
     return command_lines.read_table(file) if file is not None else None
 
