@@ -20,12 +20,7 @@ RANKED = HEAD + ("def keep(trainer):\n    if trainer.args.should_save and {asks}
                  + HF + ARGUMENTS + "trainer = Trainer(model, args, train_dataset=rows)\ntrainer.train()\nkeep(trainer)\n")
 TRAINED = ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()"
 # rule -> (a script where it fires, its near miss)
-QUANTISED = ("from transformers import BitsAndBytesConfig\nbits = BitsAndBytesConfig({bits}=True)\n"
-             "model = AutoModelForCausalLM.from_pretrained('gpt2', quantization_config=bits)\n{line}\n" + ARGUMENTS
-             + "Trainer(model, args, train_dataset=rows, peft_config=lora).train()\n")
 LIBRARY_CASES: dict[str, tuple[str, str]] = {
-    "quantised_cast": (HEAD + QUANTISED.format(bits="load_in_4bit", line="model = model.half()"),
-                       HEAD + QUANTISED.format(bits="load_in_4bit", line="model.to('cuda')")),
     "method_of_older_release": (OWN.format(method="training_step(self, model, inputs)"),
                                 OWN.format(method="training_step(self, model, inputs, *args)")),
     "model_never_finished": (MADE.format(last="self.init_weights()", made="Own(config)"),

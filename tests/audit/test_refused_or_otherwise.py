@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from code_cases import ARGUMENTS, HEAD, HF, TOKENIZER
-from library_cases import QUANTISED
 from refusal_cases import DECODED, MORE
 from test_library_rules import said
 from trl_cases import SPLIT
@@ -62,13 +61,6 @@ SHORT = DECODED.replace(", generation_max_length=64", "")
     ("model_not_published", TRAINED.replace("gpt2", "qwen2.5-coder:7b-instruct"), True),
     ("model_not_published", TRAINED.replace("gpt2", "C:/models/gpt2"), False),
     ("model_not_published", TRAINED.replace("gpt2", "s3://models/gpt2"), False),
-    ("quantised_cast", QUANTISED.format(bits="load_in_4bit", line="model = model.half()"), True),
-    ("quantised_cast", QUANTISED.format(bits="load_in_4bit", line="model.to(torch.bfloat16)"), True),
-    ("quantised_cast", QUANTISED.format(bits="load_in_4bit", line="model.to('cuda')"), False),
-    ("quantised_cast", QUANTISED.format(bits="load_in_4bit", line="model.cuda()"), False),
-    ("quantised_cast", QUANTISED.format(bits="load_in_8bit", line="model.cuda()"), True),
-    ("quantised_cast", QUANTISED.format(bits="load_in_8bit", line="if not told:\n    model.cuda()"), False),
-    ("quantised_cast", QUANTISED.format(bits="load_in_4bit", line="model = get_peft_model(model, lora)\nmodel.half()"), False),
 ])
 def test_it_fires_where_the_library_refuses_or_does_otherwise(rule: str, text: str, fires: bool, tmp_path: Path) -> None:
     assert len(said(rule, HEAD + MORE + text, tmp_path)) == fires

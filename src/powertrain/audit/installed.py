@@ -119,7 +119,9 @@ def is_missing(module: str) -> bool:
     if parent.name != "__init__.py":         # a module that is no package has no modules in it
         return True
     names, is_open = names_in(parent)
-    said = is_open or parts[-1] in names or re.search(rf"[\"']{re.escape(parts[-1])}[\"']", first.read_text(encoding="utf-8"))
+    word, text = re.escape(parts[-1]), parent.read_text(encoding="utf-8")        # whose comments say words of no name
+    said = parts[-1] in names or (is_open and re.search(rf"\b{word}\b", text)) or re.search(
+        rf"[\"']{word}[\"']", first.read_text(encoding="utf-8"))
     return not said and "_fast" not in parts[-1]
 
 

@@ -1,16 +1,13 @@
 """Rules on the model: LoRA adapters, quantised weights below them, attention kernels and torch.compile."""
 
-import ast
 import math
 
 from powertrain.audit.edits import removed, set_to
 from powertrain.audit.installed import in_force
 from powertrain.audit.rules.base import Findings, code_rule, found, room, rule
 from powertrain.audit.rules.names import of_unsloth
-from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject, dtype_named
-from powertrain.audit.syntax import last_name, owner_of
 from powertrain.cost.precision import shown
 from powertrain.records.findings import NO_SPEED
 from powertrain.shapes import FOUR_BIT_BYTES, FP32, QUANTISED_BLOCK
@@ -93,22 +90,6 @@ def quantised_without_adapters(script: Script, subject: Subject, where: Circumst
     key = next((key for key in BITS if subject.on(key)), None)
     if key is not None and not attaches:
         yield found("critical", key)
-
-
-@code_rule
-def quantised_cast(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """A model with quantised weights is cast to another type, or moved where it may not be."""
-    key, loads = next((key for key in BITS if subject.on(key)), None), script.sections.get("model")
-    for call in script.calls(".half", ".float", ".to", ".cuda") if key is not None and in_force("transformers", where) else ():
-        owner, cast = owner_of(call), last_name(call.func)
-        made = script.assigned(owner) if isinstance(owner, ast.Name) else [owner]
-        as_loaded = loads in made and all(value is loads or (isinstance(value, ast.Call) and ast.unparse(
-            owner_of(value) or value) == ast.unparse(owner)) for value in made if owner is not None)
-        typed = any(script.name(node).startswith(("torch.float", "torch.bfloat", "torch.half")) for node in call.args) or any(
-            item.arg == "dtype" for item in call.keywords)
-        refused = cast in ("half", "float") or (cast == "to" and typed) or (cast == "cuda" and key == BITS[1])
-        if as_loaded and refused and not script.conditions(call) and not is_tried(script, call):
-            yield found("critical", call, key, method=cast)
 
 
 @rule
