@@ -114,7 +114,8 @@ ONCE_WRONG = {
         "loop_in_fp32", HEAD + LOADED.format(path="gpt2") + IN_FP32.removeprefix(HEAD),
         HEAD + LOADED.format(path="own/model") + IN_FP32.removeprefix(HEAD), {}),
     "norms in bf16, where a decay rounds away": (
-        "norms_decayed", PROGRAM_CASES["norms_decayed"][0], PROGRAM_CASES["norms_decayed"][0] + "model = model.bfloat16()\n", {}),
+        "norms_decayed", PROGRAM_CASES["norms_decayed"][0],
+        PROGRAM_CASES["norms_decayed"][0] + "model = model.bfloat16()\n", {}),
     "documents that end in a token": (
         "documents_concatenated", CASES["documents_concatenated"][0],
         CASES["documents_concatenated"][0].replace("sum(examples[k]", "sum(with_eos(examples[k])"), {}),

@@ -76,7 +76,7 @@ class Calls(Expressions):
             given = command_lines.settings_of(self.script.command) if made.last == "Fire" and self.script.command else {}
             self.enter(launched[0], values.Arguments(launched[1], given))
         function, more = made.argument(0, "function"), made.get("fn_kwargs")
-        if made.last in ("map", "filter") and isinstance(function, FunctionValue) and not self.doubts:       # which is given rows
+        if made.last in ("map", "filter") and isinstance(function, FunctionValue) and not self.doubts:   # it gets rows
             given = {str(name): each for name, each in more.entries.items()} if isinstance(more, Table) else {}
             self.enter(function, values.Arguments([Unread("a row")], given))
         value = known_calls.result(made, self.script)

@@ -85,7 +85,7 @@ def norms_decayed(script: Script, subject: Subject, where: Circumstances) -> Fin
         first = argument(call, "params", 0)
         whole = isinstance(first, ast.Call) and last_name(first.func) == "parameters"
         if whole and script.training_loops and not subject.has_adapters and isinstance(decay, (int, float)) and decay > 0 and \
-                not script.says("get_peft_model", "lora") and not script.has_call(".bfloat16", ".half"):    # which round it away
+                not script.says("get_peft_model", "lora") and not script.has_call(".bfloat16", ".half"):   # which lose it
             yield found("moderate" if decay >= STRONG_DECAY else "low", call, decay=decay)
 
 
