@@ -25,7 +25,7 @@ from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 MOST_FILES = 500                             # of a folder: more is no project of one training
 WITH_OTHER_OPTIONS = "started with other options than the project gives it"
 NOTEBOOK, SHELL = ".ipynb", ".sh"
-OLD_STARTER = "train_bash.py"                # of LLaMA-Factory
+OLD_STARTER = "train_bash"                   # of LLaMA-Factory
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
 
@@ -93,7 +93,7 @@ def _of_options(command: Command) -> Iterator[Subject]:
     with suppress(WrongUse):
         found = Marked({name: each.value for name, each in given.items()}, first, given)
         subject = recognise(found, shell)[0].subject(shell, found)
-        gone = Path(command.called).name == OLD_STARTER and not any(root_of(shell).rglob(OLD_STARTER))
+        gone = Path(command.called).stem == OLD_STARTER and not any(root_of(shell).rglob(f"{OLD_STARTER}.py"))
         open_ones = {key for key, each in subject.settings.items() if FILLED_IN.search(str(each.value))}
         yield replace(subject, launch=f"by the command in line {first}",
                       keys={**subject.keys, **({OLD_STARTER: Marked(command.called, first)} if gone else {})},

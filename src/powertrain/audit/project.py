@@ -139,7 +139,7 @@ class _Reading:
         `quiet`: the name may be no module at all, so nothing is said where it leaves the folder.
         """
         above = [each for each in self.script.resolve().parents if each.is_relative_to(self.root)]
-        bases = [path.parent, *above, self.root, self.root / "src", *self.packages]
+        bases = [*above, self.root, self.root / "src", *self.packages, path.parent]      # the last one if it is put on the path
         if not level and name.partition(".")[0] in LIBRARIES:
             return []
         if level:

@@ -303,6 +303,8 @@ def _named(made: Made, key: str, *names: str) -> Iterator[Found]:
 
 def _autocast(made: Made, said: Any) -> Iterator[Found]:
     dtype = made.argument(1, "dtype")
+    if "ccelerator" in made.name:            # which computes in what it was made with
+        return
     if made.get("enabled") is False or (isinstance(dtype, Reference) and dtype.name.endswith(("float32", "torch.float"))):
         return
     if isinstance(dtype, Reference):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit.script import Module, Script
-from powertrain.audit.syntax import FunctionNode, Loop, every, inside, last_name, parameters_of
+from powertrain.audit.syntax import FunctionNode, Loop, ends, every, inside, last_name, parameters_of
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 NOTEBOOK = ("_In[", "# In[", "# %%", "get_ipython")         # what an exported notebook has: its cells may run in any order
@@ -18,7 +18,6 @@ KNOWN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__packag
                                     "display", "_", "In", "Out"}
 KEPT = 64                    # files of which it is known what they bind: several rules ask
 OPENS = ("exec", "globals", "locals", "vars", "setattr")     # calls that may make names
-ENDING = ("exit", "_exit", "quit")           # calls that end the run
 NO_ERRORS = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
 Chain = tuple[ast.AST, ...]                  # the scopes around a node, the module first
 
@@ -326,8 +325,7 @@ def is_tried(script: Script, node: ast.AST) -> bool:
 def ends_the_run(handler: ast.ExceptHandler) -> bool:
     """Return whether an error still ends the run: the handler is for other errors, or ends in one or in `sys.exit`."""
     last = handler.body[-1]
-    leaves = isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and last_name(last.value.func) in ENDING
-    return leaves or isinstance(last, ast.Raise) or last_name(handler.type or last) in NO_ERRORS
+    return (ends(last) and not isinstance(last, ast.Return)) or last_name(handler.type or last) in NO_ERRORS
 
 
 def is_annotation(script: Script, node: ast.AST) -> bool:

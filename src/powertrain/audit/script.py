@@ -29,6 +29,7 @@ from powertrain.audit.syntax import (
     is_training,
     kept_by_syntax,
     last_name,
+    never_run,
 )
 from powertrain.records.findings import Evidence, Place
 
@@ -206,8 +207,7 @@ class Script:
     def nodes(self) -> tuple[ast.AST, ...]:
         """Return the syntax that a training run reaches, without docstrings: only this code is evidence."""
         texts = {node.value for node in every(ast.Expr, self.tree) if isinstance(node.value, ast.Constant)}
-        never = [statement for node in every(ast.If, self.tree) if isinstance(node.test, ast.Constant) and not node.test.value
-                 for statement in node.body]
+        never = never_run(self.tree) if self.path.suffix == ".py" else []       # the cells of a notebook run one by one
         dead = {inner for statement in (*self.dead, *never) for inner in ast.walk(statement)}
         return tuple(node for node in ast.walk(self.tree) if node not in texts and node not in dead and self.is_reached(node))
 

@@ -11,6 +11,7 @@ Value = TypeVar("Value")
 TRAINING = re.compile(r"Trainer(?!Callback|State|Control)|(TrainingArguments|SFTConfig)$")       # calls that training needs
 Loop = ast.For | ast.While | ast.AsyncFor
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+ENDING = ("exit", "_exit", "quit")           # calls that end the run
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
@@ -79,6 +80,24 @@ def every(kind: type[Node], within: ast.AST) -> list[Node]:
 def _of_module(kind: type[Node], module: ast.Module) -> tuple[Node, ...]:
     return tuple(node for node in (ast.walk(module) if kind is ast.AST else _of_module(ast.AST, module))
                  if isinstance(node, kind))
+
+
+def never_run(tree: ast.AST) -> list[ast.stmt]:
+    """Return the statements that no run comes to: under `if False:`, and behind a `return`, `raise` or `sys.exit()`."""
+    found = [each for node in every(ast.If, tree) if isinstance(node.test, ast.Constant) and not node.test.value
+             for each in node.body]
+    for node in every(ast.AST, tree):
+        for block in (getattr(node, part, None) for part in ("body", "orelse", "finalbody")):
+            if isinstance(block, list):      # in which modules of the project stand too
+                end = next((at for at, each in enumerate(block) if ends(each)), len(block))
+                found += [each for each in block[end + 1:] if isinstance(each, ast.stmt)]
+    return found
+
+
+def ends(statement: ast.AST) -> bool:
+    """Return whether nothing behind a statement runs."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(statement, ast.Return | ast.Raise) or (isinstance(call, ast.Call) and last_name(call.func) in ENDING)
 
 
 def closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[FunctionNode]]) -> set[FunctionNode]:

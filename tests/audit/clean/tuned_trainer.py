@@ -16,7 +16,7 @@ def main():
     model = AutoModelForCausalLM.from_pretrained("EleutherAI/pythia-160m", dtype="float32")
     model.resize_token_embeddings(len(tokenizer))
     data = load_dataset("text", data_files="text.txt", split="train").train_test_split(test_size=0.05, seed=1)
-    data = data.map(lambda rows: tokenizer(rows["text"], truncation=True, max_length=512), batched=True,
+    data = data.map(lambda rows: tokenizer(rows["text"], truncation=True, max_length=1024), batched=True,
                     remove_columns=["text"])
     args = TrainingArguments(
         output_dir="out",

@@ -13,7 +13,7 @@ from powertrain.audit.rules.names import REMOVED, SINCE, UNSLOTH, is_guarded, is
 from powertrain.audit.scopes import run_nodes
 from powertrain.audit.script import Script, Setting
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, last_name, owner_of, reads_of
+from powertrain.audit.syntax import FunctionNode, argument, every, hides_arguments, last_name, owner_of, parameters_of, reads_of
 
 # calls that open an object -> the class of what they give, or one that it derives from
 OPENED = (("transformers", "Tokenizer.from_pretrained", "PreTrainedTokenizerBase"), ("peft", "get_peft_model", "PeftModel"),
@@ -129,9 +129,10 @@ def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST | Setting, 
 
 def _put_together(script: Script, call: ast.Call, item: ast.keyword) -> Iterator[tuple[ast.AST, str]]:
     """Yield (where, key) of what the code around a call puts into its `**settings`."""
-    made = script.assigned(item.value) if isinstance(item.value, ast.Name) else []
-    if not isinstance(item.value, ast.Name):
-        return
+    made, around = script.assigned(item.value), script.function(call)
+    if not isinstance(item.value, ast.Name) or (around is not None and item.value.id in parameters_of(around) and not any(
+            script.function(value) is around for value in made)):
+        return                                           # what is assigned elsewhere is another one of this name
     if not (len(made) == 1 and isinstance(made[0], ast.Dict)):
         yield from _put_in(script, call, item.value.id)
         own = [value for value in made if script.function(value) is script.function(call)]

@@ -106,7 +106,7 @@ def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances)
         script.function(node), "name", "")), None)
     again = _shifts_too(script, subject.framework) if shifted is not None else None
     if shifted is not None and again is not None:
-        yield found("critical" if isinstance(again, ast.Call) else "moderate", shifted, again,
+        yield found("critical" if isinstance(again, ast.Call) else "low", shifted, again,
                     edits=_unshifted(script, shifted))
 
 

@@ -5,7 +5,7 @@ from itertools import takewhile
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, moved, set_to, with_line, with_text, without
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
-from powertrain.audit.rules.memory import loaded_dtype
+from powertrain.audit.rules.memory import KEEPS_CHECKPOINTS_DTYPE, loaded_dtype
 from powertrain.audit.rules.optimizer import ACCELERATED
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.script import Script
@@ -16,7 +16,6 @@ from powertrain.cost.precision import bf16_pays
 
 ANOMALIES = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly",
              "torch.autograd.detect_anomaly")
-STRONG_DECAY = 0.05          # between torch's default, 0.01, which hardly moves a gain, and 0.1, which is meant for matrices
 MOVING = ("to", "cuda", "prepare", "initialize", "setup", "setup_module", "set_device", "set_default_device", "device")
 WAITING = (".item", ".tolist", ".numpy")
 EMPTYING = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "torch.xpu.empty_cache", ".empty_cache")
@@ -40,9 +39,8 @@ def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Fi
         waits += [call for call in step.named("float") if call.each_pass and len(call.node.args) == 1
                   and "loss" in getattr(call.node.args[0], "id", "")]
         if waits:
-            seldom = alone or loads_weights(script) or _has_many_passes(step, waits)
-            yield found("low" if seldom else "moderate", *(call.node for call in waits[:4]), call=script.words(waits[0].node),
-                        edits=tuple(edit for call in waits for edit in _kept_on_device(script, call.node)), alone=alone)
+            yield found("low", *(call.node for call in waits[:4]), call=script.words(waits[0].node), edits=tuple(
+                edit for call in waits for edit in _kept_on_device(script, call.node)), alone=alone)
 
 
 def loads_weights(script: Script) -> bool:
@@ -70,11 +68,19 @@ def loop_in_fp32(script: Script, subject: Subject, where: Circumstances) -> Find
     step = next(iter(training_steps(script)), None)
     moved = next((call for call in script.every(ast.Call) if last_name(call.func) in ("to", "cuda")
                   and "cpu" not in script.words(call)), None)
+    older = loads_weights(script) and (where.version("transformers") or (0,)) < KEEPS_CHECKPOINTS_DTYPE      # loads fp32
     tf32 = subject.value("training.tf32") or script.says("allow_tf32", "set_float32_matmul_precision")
     if step is not None and step.backward and moved is not None and not tf32 and not script.says(
             "autocast", "float16", "bf16", "fp16", "half", "GradScaler", "MixedPrecision", "deepspeed", "fabric") and (
-            (dtype := loaded_dtype(subject, where)[0]) == "fp32" or (dtype is None and not loads_weights(script))):
+            (dtype := loaded_dtype(subject, where)[0]) == "fp32" or (dtype is None and (_makes_network(script) or older))):
         yield found("moderate", step.backward[0].node, moved)
+
+
+def _makes_network(script: Script) -> bool:
+    """Return whether the weights are made here, in fp32, and none are loaded."""
+    networks = {name for name, kind in script.classes.items() if any(last_name(base) == "Module" for base in kind.bases)}
+    made = any(last_name(call.func) in (*networks, "from_config") for call in script.every(ast.Call))
+    return made and script.says("cuda") and not loads_weights(script)
 
 
 @code_rule_once
@@ -86,7 +92,7 @@ def norms_decayed(script: Script, subject: Subject, where: Circumstances) -> Fin
         whole = isinstance(first, ast.Call) and last_name(first.func) == "parameters"
         if whole and script.training_loops and not subject.has_adapters and isinstance(decay, (int, float)) and decay > 0 and \
                 not script.says("get_peft_model", "lora") and not script.has_call(".bfloat16", ".half"):   # which lose it
-            yield found("moderate" if decay >= STRONG_DECAY else "low", call, decay=decay)
+            yield found("low", call, decay=decay)
 
 
 def _kept_on_device(script: Script, node: ast.Call) -> Edits:
@@ -119,7 +125,8 @@ def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances
         for condition in script.conditions(node))]
     if nodes:
         often = any(all(interval(condition.test) is None for condition in call.conditions) for call in calls)
-        yield found("moderate" if often else "low", *nodes[:4], when="at every step" if often else "in the loop",
+        short = often and not script.has_call(".generate")
+        yield found("moderate" if short else "low", *nodes[:4], when="at every step" if often else "in the loop",
                     edits=_taken_out(script, *nodes))
 
 

@@ -96,7 +96,8 @@ def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
 def fp16_weights_unscaled(subject: Subject, where: Circumstances) -> Findings:
     """All weights are half precision and trained under a gradient scaler, which refuses their gradients."""
     dtype, key = loaded_dtype(subject, where)
-    trained = subject.method == "full" and not where.on_cpu and not _has_deepspeed(subject)
+    adapted = subject.script is not None and subject.script.has_call("peft.PeftModel.from_pretrained")
+    trained = subject.method == "full" and not adapted and not where.on_cpu and not _has_deepspeed(subject)
     if trained and dtype in ("fp16", "bf16") and subject.products_dtype == "fp16":
         yield found("critical", key, subject.settings.get(FP16), type=dtype, case="" if key == "model.dtype" else "checkpoint")
     script = subject.script

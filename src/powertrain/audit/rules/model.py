@@ -166,8 +166,9 @@ def attention_eager(subject: Subject, where: Circumstances) -> Findings:
     if subject.value(IMPLEMENTATION) == "eager" and "gemma-2" not in str(subject.value("model.path")):       # it has no sdpa
         tokens = where.data.max_length or where.data.block if where.data is not None else None
         scores_mib = 4 * where.model.heads * tokens**2 / 2**20 if where.model is not None and tokens is not None else None
-        yield found("moderate", IMPLEMENTATION, edits=set_to(subject, IMPLEMENTATION, "sdpa"), tokens=tokens,
-                    scores_mib=scores_mib)
+        unused = subject.script is not None and of_unsloth(subject.script)         # Unsloth has its own attention
+        yield found("low" if unused else "moderate", IMPLEMENTATION, edits=set_to(subject, IMPLEMENTATION, "sdpa"),
+                    tokens=tokens, scores_mib=scores_mib)
 
 
 @rule

@@ -60,6 +60,8 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     made = script.sections.get("training") if script is not None else None
     of_trl = script is not None and made is not None and script.name(made).startswith("trl.")
     theirs = script is not None and of_unsloth(script)           # which patches the trainers of TRL
+    if script is not None and script.says("return_remaining_strings"):          # so that a config's other keys are left out
+        everything = {key: each for key, each in everything.items() if each.place.file.endswith(".py")}
     patched: tuple[str, ...] = CONVERTED if theirs and of_trl else ()
     patched += OF_UNSLOTH if theirs and not subject.trainer.startswith("transformers.") else ()
     passed = [item for section in ("training", "trainer") if script is not None and section in script.sections
@@ -116,7 +118,8 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
     keys = {key: setting for key, setting in subject.unknown.items() if key.rpartition(".")[2] not in said_elsewhere
             and f"${{{key}" not in texts and not (setting.value is None and subject.script is None and not strict)}
     if keys:
-        reads_others = subject.framework in ("axolotl", "torchtune")      # plugins and recipes may read keys of their own
+        # plugins, recipes and a script may read keys of their own
+        reads_others = subject.framework in ("axolotl", "torchtune") or case == "perhaps"
         yield found("critical" if case == "raises" else "low" if reads_others else "moderate", *keys.values(), case=case,
                     keys=", ".join(key.removeprefix("training.") for key in keys))
 

@@ -178,7 +178,8 @@ def learning_rate_unfit(subject: Subject, where: Circumstances) -> Findings:
     low, high = FULL if how == "full" else ADAPTERS
     if not (low <= rate or _is_of_preferences(subject)) or rate > high:
         usual = USUAL_RATE[how]
-        yield found("moderate", RATE, rate=rate, usual=usual, edits=set_to(subject, RATE, usual, "learning_rate", BESIDE),
+        yield found("low" if rate < low else "moderate", RATE, rate=rate, usual=usual,
+                    edits=set_to(subject, RATE, usual, "learning_rate", BESIDE),
                     case=f"{'full' if how == 'full' else 'adapters'}, too {'low' if rate < low else 'high'}")
 
 

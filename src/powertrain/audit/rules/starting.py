@@ -125,7 +125,7 @@ def script_missing(script: Script, subject: Subject, where: Circumstances) -> Fi
 @code_rule
 def config_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A config that the project starts the script with has keys that the script does not take."""
-    parsers = _parsers(script)
+    parsers = _parsers(script) if not script.says("return_remaining_strings") else []        # which gives back the others
     taken = _of_classes(script, parsers[0], where) if len(parsers) == 1 else None
     known_ones = _of_classes(script, parsers[0], where, in_part=True) if len(parsers) == 1 and taken is None else None
     settled = taken if taken is not None else known_ones if known_ones and "output_dir" in known_ones else None
