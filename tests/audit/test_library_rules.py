@@ -59,6 +59,8 @@ def test_a_rule_fires_and_is_silent_in_its_near_miss(name: str, tmp_path: Path) 
     (CLASS.format(more="from trl import DPOTrainer\n", base="DPOTrainer", method="own_loss(self, chosen)", body="pass"), False),
     (LIGHTNING.format(method="validation_epoch_end(self, outputs)", given="", more=""), True),
     (LIGHTNING.format(method="on_validation_epoch_end(self)", given="", more=""), False),
+    (LIGHTNING.format(method="test_epoch_end(self, outputs)", given="", more="trainer.test(model)\n"), True),
+    (LIGHTNING.format(method="test_epoch_end(self, outputs)", given="", more=""), False),      # only test() asks for it
     (LIGHTNING.format(method="lr_scheduler_step(self, scheduler, optimizer_idx, metric)", given="", more=""), True),
     (LIGHTNING.format(method="lr_scheduler_step(self, scheduler, metric)", given="", more=""), False),
     (LIGHTNING.format(method="setup(self)", given="", more="").replace("LightningModule", "LightningDataModule"), True),

@@ -104,6 +104,16 @@ CACHED = HEAD + HF + ("from transformers.cache_utils import DynamicCache\nclass 
                       "    def forward(self, x, use_cache):\n        if {asks}:\n"
                       "            x = DynamicCache.from_legacy_cache(x)\n        return x\nmodel = Own()\n") + TRAINED
 WRITTEN = HEAD + HF + TRAINED + "with open('outputs/told.txt', 'w') as file:\n    file.write('a')\n"
+SCALED = HEAD + ("from accelerate import Accelerator\naccelerator = Accelerator(mixed_precision='bf16')\n"
+                 "with {how}:\n    loss = model(batch)\nloss.backward()\n")
+GENERATING = HEAD + ("class Own(nn.Module):\n    def generate(self, ids, mask=None, **more):\n"
+                     "        return self.model.generate(ids, mask=mask, **more)\n"
+                     "own = Own()\ndef draw(ids):\n    more = {{'mask': 1, 'top_k': 5}}\n"
+                     "    return own.generate(ids, {mask}**more)\ndraw(1)\n") + TRAINED
+IMPORTING = "from model.loader import load\nload()\n" + HEAD + TRAINED
+IN_HALF = HEAD + HF + ("from transformers import AutoModelForCausalLM\n"
+                       "model = AutoModelForCausalLM.from_pretrained('x', dtype=torch.float16)\n{then}"
+                       "args = TrainingArguments('out', fp16=True)\nTrainer(model, args).train()\n")
 ONCE_WRONG = {
     "products in TF32": (
         "loop_in_fp32", IN_FP32, IN_FP32 + "torch.backends.cuda.matmul.allow_tf32 = True\n", {}),
@@ -121,6 +131,20 @@ ONCE_WRONG = {
         CASES["documents_concatenated"][0].replace("sum(examples[k]", "sum(with_eos(examples[k])"), {}),
     "a function compiled for any length": (
         "compile_changing_lengths", COMPILED.format(how=""), COMPILED.format(how=", dynamic=True"), {}),
+    "code behind an exit": (
+        "names_out_of_reach", RUNNING_CASES["names_out_of_reach"][0],
+        "raise SystemExit\n" + RUNNING_CASES["names_out_of_reach"][0], {}),
+    "autocast of accelerate, which follows its precision": (
+        "both_half_precisions", SCALED.format(how="torch.autocast('cuda')"), SCALED.format(how="accelerator.autocast()"), {}),
+    "an argument that the own method takes out of a dictionary": (
+        "keyword_twice", GENERATING.format(mask="mask=1, "), GENERATING.format(mask=""), {}),
+    "fp16 weights that are frozen below adapters": (
+        "fp16_weights_unscaled", IN_HALF.format(then=""),
+        IN_HALF.format(then="from peft import PeftModel\nmodel = PeftModel.from_pretrained(model, 'out')\n"), {}),
+    "an absolute import from a package": (
+        "names_not_in_module", IMPORTING, IMPORTING, {
+            "model/loader.py": "from config import Size\ndef load():\n    return Size()\n", "model/__init__.py": "",
+            "model/config.py": "class Other:\n    pass\n", "config.py": "class {Other|Size}:\n    pass\n"}),
     "prefixes that are learned": (
         "learning_rate_unfit", FAST.format(before=""), FAST.format(before=PREFIXES), {}),
     "a notebook of Databricks": (

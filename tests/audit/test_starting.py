@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from code_cases import ARGUMENTS, HEAD, HF, MADE
 from running_cases import ENGINE
-from test_trl_rules import OF_CLASSES, YEARS_AGO, found
+from test_trl_rules import OF_CLASSES, TODAY, YEARS_AGO, found
+
+from powertrain.audit.audit import audit
 
 TOOLS = HEAD + "import sizes\n" + ARGUMENTS
 PLAIN, DOTTED = "python code/train.py", "python -m code.train"
@@ -98,6 +100,18 @@ def test_a_class_of_the_project_that_is_not_known_may_take_any_key(tmp_path: Pat
     text = HEAD + HANDBOOK.replace("{classes}", "Told, TrainingArguments")
     assert found("config_refused", text, code)
     assert not found("config_refused", text.replace("Told(TrainingArguments)", "Told(Missing)"), code)
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_a_parser_that_gives_back_the_rest_drops_what_it_does_not_know(rest: bool, tmp_path: Path) -> None:
+    code = project(tmp_path, run="python code/train.py --config sft.yaml\n")
+    (tmp_path / "sft.yaml").write_text("output_dir: out\nwarmup_ratio: 0.1\n", encoding="utf-8")
+    (code / "train.py").write_text(HEAD + (
+        "from transformers import Trainer, TrainingArguments\nfrom trl import TrlParser\n"
+        f"told = TrlParser((TrainingArguments,)).parse_args_and_config({'return_remaining_strings=True' * rest})\n"
+        "Trainer(model, told[0]).train()\n"), encoding="utf-8")
+    said = {one.rule for one in audit(code / "train.py", TODAY).findings}
+    assert ({"removed_names", "config_refused"} & said == set()) == rest
 
 
 @pytest.mark.parametrize(("reads", "option", "fires"), [
