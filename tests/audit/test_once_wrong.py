@@ -140,7 +140,7 @@ ONCE_WRONG = {
         "keyword_twice", GENERATING.format(mask="mask=1, "), GENERATING.format(mask=""), {}),
     "fp16 weights that are frozen below adapters": (
         "fp16_weights_unscaled", IN_HALF.format(then=""),
-        IN_HALF.format(then="from peft import PeftModel\nmodel = PeftModel.from_pretrained(model, 'out')\n"), {}),
+        IN_HALF.format(then="from peft import PeftModel\nmodel = PeftModel.from_pretrained(model, 'x')\n"), {}),
     "an absolute import from a package": (
         "names_not_in_module", IMPORTING, IMPORTING, {
             "model/loader.py": "from config import Size\ndef load():\n    return Size()\n", "model/__init__.py": "",
