@@ -111,7 +111,7 @@ GENERATING = HEAD + ("class Own(nn.Module):\n    def generate(self, ids, mask=No
                      "own = Own()\ndef draw(ids):\n    more = {{'mask': 1, 'top_k': 5}}\n"
                      "    return own.generate(ids, {mask}**more)\ndraw(1)\n") + TRAINED
 IMPORTING = "from model.loader import load\nload()\n" + HEAD + TRAINED
-IN_HALF = HEAD + HF + ("from transformers import AutoModelForCausalLM\n"
+IN_HALF = HEAD + ("from transformers import AutoModelForCausalLM\n"
                        "model = AutoModelForCausalLM.from_pretrained('x', dtype=torch.float16)\n{then}"
                        "args = TrainingArguments('out', fp16=True)\nTrainer(model, args).train()\n")
 ONCE_WRONG = {
