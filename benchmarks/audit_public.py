@@ -29,7 +29,7 @@ from powertrain.records.evidence import Study
 
 RELEASES = Software({"transformers": "5.23.0", "trl": "1.16.0", "peft": "0.21.2", "torch": "2.13.0"}, {})
 JUDGED = ("critical", "moderate")
-HALVES = ("development", *(f"held-out-{number}" for number in range(2, 17)))
+HALVES = ("development", *(f"held-out-{number}" for number in range(2, 18)))
 
 
 def file_of(subject: Mapping[str, Any], folder: Path) -> Path:
