@@ -109,7 +109,8 @@ def modules_missing(script: Script, subject: Subject, where: Circumstances) -> F
         return
     own, searched = script.path.resolve(), any(word in script.text for word in SEARCHED)
     # of a package that other imports have found, all is there or nowhere
-    whole = {top.name: top for file in script.project.values() for top in file.parents
+    tried = {top for (node, _), file in script.project.items() if is_tried(script, node) for top in file.parents}
+    whole = {top.name: top for file in script.project.values() for top in {*file.parents} - tried
              if top.is_relative_to(root) and (top / "__init__.py").exists() and not (top.parent / "__init__.py").exists()}
     packages = [file.parent for name in ("setup.py", "pyproject.toml") for file in (*root.glob(name), *root.glob(f"*/{name}"))]
     # a script may be started from any folder above it, and packages of the project may be installed

@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from powertrain.audit.command_lines import is_option, of_hydra, read_by_argparse
-from powertrain.audit.commands import STARTERS, commands, project_files, shown, started_lines, text_of
+from powertrain.audit.commands import commands, project_files, shown, started_lines, text_of
 from powertrain.audit.configs import SUFFIXES, read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
@@ -33,8 +33,8 @@ STARTING = re.compile(r"((nohup|time|sudo|env|exec|\$) )*(\w+=\S* )*\S*(python[\
                       r"( -\S+( [^-\s]\S*)?)*")      # all that stands before the name of a script
 NUMBERED = re.compile(r"\d+[a-z]?[_-]")      # a step of several: 01_train.py
 # what may read a command line
-READING = re.compile(r"argv\b|[Pp]arse|_args\b|\b(click|fire|Fire|typer|hydra|absl|docopt|getopt|tyro|draccus|chz|plac|gin|sacred|"
-                     r"ml_collections|OmegaConf|cyclopts|defopt|Tap|invoke|stdin|configurator|cli|main_func|run_exp)\b|CLI\b|exec\(")
+READING = re.compile(r"argv\b|[Pp]arse|_args\b|\b(click|fire|Fire|typer|hydra|absl|docopt|getopt|tyro|draccus|chz|plac|gin|"
+                     r"ml_collections|OmegaConf|cyclopts|defopt|Tap|invoke|stdin|configurator|cli|run_exp)\b|CLI\b|exec\(")
 SIMILAR, ALIKE = 0.75, 0.6                   # of two names of files; and of one that takes all options of the command
 OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 OF_HANDBOOK = "H4ArgumentParser"             # of the alignment handbook, made from HfArgumentParser
@@ -51,6 +51,8 @@ BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "t
 LISTED, NEEDING = known("packages"), known("packages_of_settings")
 OTHER_PATH = re.compile(r"^\s*PYTHONPATH=\S+ .*\bpython\S* .*$", re.MULTILINE)        # of one command alone
 OF_ALL = re.compile(r"pip3? install (?=.*\b(torch|transformers)\b)(?!.*\s(-e|-r|git\+|\.))")    # of what a project needs
+OF_PACKAGES = ("setup.py", "pyproject.toml")
+OF_A_PACKAGE = re.compile(r"install_requires=\[|^dependencies *= *\[|^\[tool\.poetry\.dependencies]", re.MULTILINE)
 ALL = 5                                      # words of a command that names more than what is hard to install
 INSTALLING = ("PYTHONPATH", "pip install -e", "pip install .", "conda develop")
 
@@ -243,7 +245,7 @@ def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances)
     first_ones = {file.relative_to(own.parent).parts[0] for (node, _), file in script.project.items()
                   if script.module(node) is None and file.is_relative_to(own.parent)}
     packages = {name for name in first_ones if (own.parent / name).is_dir()}        # by whose names the script imports
-    if started and dotted or not (started or dotted or packages):
+    if (started and dotted) or not (started or dotted or packages):
         return
     base = own.parent if not dotted else own.parents[dotted.count(".")]      # DeepSpeed adds the folder that it is in
     texts = [script.own_text, *(module.text for module in script.modules if module.file.is_relative_to(base))]
@@ -278,6 +280,7 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
     near = [file for file in project_files(script) if file.parent in script.path.resolve().parents
             or file.parent.name == "requirements"]
     lists = [file for file in near if file.suffix == ".txt" and "requirements" in (file.parent.name, file.name[:12])]
+    lists = lists or [file for file in near if file.name in OF_PACKAGES and OF_A_PACKAGE.search(text_of(file))]
     said = "\n".join(line.lower() for file in near if file.suffix in SAYING or file.name.startswith(OTHERS)
                      for line in text_of(file).splitlines()
                      if file.suffix != ".md" or LISTING.search(line) or not PROSE.match(line))
@@ -302,7 +305,7 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
                 lost.setdefault(name, key)
     if lost:
         listed_in = told[0] if told else Evidence(lists[0].name, Place(shown(script, lists[0]), 1))
-        follows = bool(told) or re.search(r"pip3? install +-r", said) is not None        # and so a reader of the project does
+        follows = bool(told) or re.search(r"pip3? install +(-r|-e|\.)|poetry install|uv sync", said) is not None
         yield found("critical" if follows else "moderate", *lost.values(), listed_in, names=", ".join(lost))
 
 
