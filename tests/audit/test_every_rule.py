@@ -25,13 +25,13 @@ from powertrain.audit.rules.base import wording
 
 AT_LEAST = 40
 # of several files: test_projects.py, test_launched_by_commands.py, test_paths.py, test_running_rules.py, test_trl_rules.py,
-# test_tool_configs.py, test_of_a_project.py
+# test_tool_configs.py, test_of_a_project.py, test_seen_T.py
 OF_A_PROJECT = ("names_not_in_module", "command_refused", "config_refused", "file_missing",
                 "packages_unlisted", "column_not_there", "answers_alone", "rank_under_other_name",
                 "labels_by_old_name", "key_missing", "number_is_text",
                 "template_of_other_model", "data_given_twice", "placeholder_left", "components_moved", "evaluation_never",
                 "modules_out_of_reach", "template_unknown", "file_elsewhere", "folder_never_made", "path_of_author",
-                "no_folder_fits", "default_config_missing", "script_missing",
+                "no_folder_fits", "default_config_missing", "script_missing", "team_of_author",
                 "command_line_ignored", "adapter_not_there", "checkpoints_into_source",
                 "format_gone", "model_not_published", "settings_refused", "data_refused", "data_not_defined", "targets_missing")
 KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases", "rests_on",

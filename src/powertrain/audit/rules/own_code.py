@@ -1,7 +1,9 @@
 """Rules on the code that a script brings itself: its own network, its reward, and the files that it resumes from."""
 
 import ast
+import re
 
+from powertrain.audit.commands import project_files, text_of
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import PASS, TIMES
 from powertrain.audit.rules.labels import ends_before_the_last, given_to, is_masked, starts_at_the_second
@@ -194,8 +196,11 @@ def trainer_never_trains(script: Script, subject: Subject, where: Circumstances)
     made = script.sections.get("trainer")
     if made is None or script.module(made) is not None or subject.framework not in TRAINERS:
         return
-    if "__main__" not in script.own_text:                # another file may import it
-        return
+    others = [text_of(file) for file in project_files(script) if file.suffix in (".py", ".ipynb")
+              and file != script.path.resolve()]
+    taken = re.compile(rf"\b(from|import)\s[^\n]*\b{re.escape(script.path.stem)}\b")
+    if "__main__" not in script.own_text and (not others or script.path.suffix != ".py" or any(map(taken.search, others))):
+        return                               # another file may import it
     statement = script.parents[made]
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
     trains = any(TRAINING & {*last_name(call.func).lower().split("_")}       # PPO's trainer of older releases has step

@@ -40,6 +40,8 @@ OF_MODELS = ("config.json", "generation_config.json", "tokenizer.json", "vocab.j
              "adapter_config.json", "tokenizer_config.json", "pytorch_model.bin", "model.safetensors")
 MAKES = re.compile(r"mkdir|makedirs|create_dir|mkpath|copytree|system\(|subprocess")      # in code that may make a folder
 KEEPS = re.compile(r"save_|output_dir|snapshot_download|Writer|log_?dir|logging_dir")      # and the one that it is given
+FIRST_ONE = re.compile(r"rank|process|master", re.IGNORECASE)         # in conditions that hold on one process
+PLACE_HELD = re.compile(r"your|my[-_]|[<{$ ]|xxx|example|entity|team|user", re.IGNORECASE)
 OF_SHELLS = ("Makefile", "Dockerfile", "README")
 FILE_NAMED = re.compile(r"[\w-]\.(py|ya?ml|jsonl?|csv|tsv|parquet|txt)$")
 
@@ -286,6 +288,22 @@ def path_of_author(script: Script, subject: Subject, where: Circumstances) -> Fi
         begins = OF_A_PERSON.match(use.path)
         if begins and not Path(use.path).exists() and begins[0] not in optional and script.command is None:
             yield found("critical", use.seen, path=use.path)
+
+
+@code_rule_once
+def team_of_author(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """The run logs to a team of Weights & Biases, of which only its author is a member."""
+    if re.search(r"offline|disabled|anonymous|dryrun", script.text) or script.path.suffix != ".py":
+        return
+    for made in subject.calls:
+        given = made.get("init_kwargs") if made.last == "init_trackers" else None
+        of_wandb = given.entries.get("wandb") if isinstance(given, Table) else None
+        given = of_wandb.value if of_wandb is not None else None
+        of_team = given.entries.get("entity") if isinstance(given, Table) else None
+        team = made.get("entity") if made.name == "wandb.init" else of_team.value if of_team is not None else None
+        sure = made.node in run_nodes(script) and not is_tried(script, made.node) and all(map(FIRST_ONE.search, made.doubts))
+        if sure and isinstance(team, str) and team and not PLACE_HELD.search(team):
+            yield found("critical", made.node, name=team)
 
 
 @code_rule_once

@@ -105,9 +105,13 @@ def names_not_in_module(script: Script, subject: Subject, where: Circumstances) 
 def modules_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A module of the project is imported, and is not there."""
     root = script.root
-    if root is None or any(word in script.text for word in SEARCHED):
+    if root is None:
         return
-    own = script.path.resolve()
+    own, searched = script.path.resolve(), any(word in script.text for word in SEARCHED)
+    # of a package that other imports have found, all is there or nowhere
+    tried = {top for (node, _), file in script.project.items() if is_tried(script, node) for top in file.parents}
+    whole = {top.name: top for file in script.project.values() for top in {*file.parents} - tried
+             if top.is_relative_to(root) and (top / "__init__.py").exists() and not (top.parent / "__init__.py").exists()}
     packages = [file.parent for name in ("setup.py", "pyproject.toml") for file in (*root.glob(name), *root.glob(f"*/{name}"))]
     # a script may be started from any folder above it, and packages of the project may be installed
     above = [*own.parents[:HIGHEST], root / "src", *packages, *(folder / "src" for folder in packages)]
@@ -121,8 +125,9 @@ def modules_missing(script: Script, subject: Subject, where: Circumstances) -> F
             bases = [here, *above] if not level else [Path(here, *[".."] * (level - 1)).resolve()]
             known = level or first in OWN_NAMES or any((base / first).is_dir() for base in bases)
             elsewhere = not level and (first in sys.stdlib_module_names or is_installed(first))
-            if not name or not known or elsewhere or is_tried(script, node):
+            if not name or not known or elsewhere or is_tried(script, node) or (searched and (level or first not in whole)):
                 continue
+            bases = [whole[first].parent] if searched else bases
             if not any(_is_there(base, name.split(".")) for base in bases):
                 lost["." * level + name] = node
     if lost:

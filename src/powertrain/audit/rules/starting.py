@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 from powertrain.audit.command_lines import is_option, of_hydra, read_by_argparse
-from powertrain.audit.commands import STARTERS, commands, project_files, shown, started_lines, text_of
+from powertrain.audit.commands import commands, project_files, shown, started_lines, text_of
 from powertrain.audit.configs import SUFFIXES, read_marked
 from powertrain.audit.installed import LIBRARIES, in_force, parameters
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known
@@ -29,6 +29,12 @@ OF_ABSL = frozenset(known("absl_flags").split())
 PROSE = re.compile(r"\W*(?:\w+\W+){9}")
 LISTING = re.compile(r"install|conda|requir|depend|package|librar|need|must have|==|--", re.IGNORECASE)
 NO_PROSE = re.compile(r"\w+=[\w.-]+|[\w./-]+\.\w+|\d+")     # a word of a command that is none of a sentence
+STARTING = re.compile(r"((nohup|time|sudo|env|exec|\$) )*(\w+=\S* )*\S*(python[\d.]*|torchrun|accelerate launch|deepspeed)"
+                      r"( -\S+( [^-\s]\S*)?)*")      # all that stands before the name of a script
+NUMBERED = re.compile(r"\d+[a-z]?[_-]")      # a step of several: 01_train.py
+# what may read a command line
+READING = re.compile(r"argv\b|[Pp]arse|_args\b|\b(click|fire|Fire|typer|hydra|absl|docopt|getopt|tyro|draccus|chz|plac|gin|"
+                     r"ml_collections|OmegaConf|cyclopts|defopt|Tap|invoke|stdin|configurator|cli|run_exp)\b|CLI\b|exec\(")
 SIMILAR, ALIKE = 0.75, 0.6                   # of two names of files; and of one that takes all options of the command
 OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 OF_HANDBOOK = "H4ArgumentParser"             # of the alignment handbook, made from HfArgumentParser
@@ -45,6 +51,8 @@ BRINGING = ("axolotl", "llamafactory", "llama-factory", "lm_eval", "lm-eval", "t
 LISTED, NEEDING = known("packages"), known("packages_of_settings")
 OTHER_PATH = re.compile(r"^\s*PYTHONPATH=\S+ .*\bpython\S* .*$", re.MULTILINE)        # of one command alone
 OF_ALL = re.compile(r"pip3? install (?=.*\b(torch|transformers)\b)(?!.*\s(-e|-r|git\+|\.))")    # of what a project needs
+OF_PACKAGES = ("setup.py", "pyproject.toml")
+OF_A_PACKAGE = re.compile(r"install_requires=\[|^dependencies *= *\[|^\[tool\.poetry\.dependencies]", re.MULTILINE)
 ALL = 5                                      # words of a command that names more than what is hard to install
 INSTALLING = ("PYTHONPATH", "pip install -e", "pip install .", "conda develop")
 
@@ -92,6 +100,10 @@ def command_line_ignored(script: Script, subject: Subject, where: Circumstances)
     empty = [call for call in script.calls(".parse_args") if call.args and isinstance(call.args[0], ast.Constant | ast.List)
              and not getattr(call.args[0], "value", None) and not getattr(call.args[0], "elts", None)]
     parsing = list(script.calls(".parse_args", ".parse_known_args", ".parse_args_into_dataclasses"))
+    if script.path.suffix == ".py" and script.trains and not READING.search(script.text) and not script.unparsed:
+        yield from islice((found("critical", Evidence(" ".join((*command.starter[-1:], script.path.name, *command.words[:6])),
+                                                      command.place), case="none") for command in commands(script)
+                           if any(not name.startswith(("local", "deepspeed")) for name in command.options)), 1)
     if len(parsing) != 1 or not empty or script.path.suffix != ".py" or script.conditions(empty[0]):
         return
     given = [Evidence(" ".join(command.words[:6]), command.place) for command in commands(script) if next(command.options, "")]
@@ -107,19 +119,32 @@ def script_missing(script: Script, subject: Subject, where: Circumstances) -> Fi
     files = [file for file in project_files(script) if file.suffix == ".py"]
     names, own = sorted({file.name for file in files}), script.path.resolve()
     for line in started_lines(script):
-        at = next((at for at, word in enumerate(line.words) if word.endswith(".py") and not set(word) & set("$<>{}*")), 0)
-        named, before = line.words[at], line.words[:at]
-        plain = bool(before) and all(word.startswith(("-", *STARTERS)) or "=" in word for word in before)
+        at, named = _script_named(script, line.words)
+        before, name = line.words[:at], Path(named).name
         options = [word.partition("=")[0] for word in line.words[at:] if word.startswith("--")]
-        alike = get_close_matches(Path(named).name, names, len(names), ALIKE) if len(options) >= LIKELY else []
+        alike = get_close_matches(name, names, len(names), ALIKE) if len(options) >= LIKELY else []
         mine = own.name in alike and [file for file in files if file.name in alike and all(
             re.search(rf"{option}\b", text_of(file)) for option in options)] == [own]           # which takes them alone
-        if not plain or not (mine or line.file.parent in own.parents) or any(word in text_of(line.file) for word in LEAVING):
+        bases = (script.root or own.parent, line.file.parent)
+        beside = "/" in named and own.parent in [(base / named).resolve().parent for base in bases]     # where this script is
+        if not STARTING.fullmatch(" ".join(before)) or not (mine or beside or line.file.parent in own.parents) or (
+                not beside and any(word in text_of(line.file) for word in LEAVING)):
             continue
-        closest = get_close_matches(Path(named).name, names, 2, SIMILAR)
-        if Path(named).name not in names and (mine or closest == [own.name]):
-            yield found("critical", Evidence(" ".join((*before, named)), line.place), name=named, other=own.name)
+        near = sorted({file.name for file in files if file.parent == own.parent}) if beside else names
+        closest = [each for each in near if NUMBERED.sub("", each) == NUMBERED.sub("", name)] or get_close_matches(
+            name, near, 2, SIMILAR)
+        if name not in names and (mine or closest == [own.name]):
+            yield found("critical", Evidence(" ".join(line.words[:at + 1]), line.place), name=name, other=own.name)
             return
+
+
+def _script_named(script: Script, words: tuple[str, ...]) -> tuple[int, str]:
+    """Return where a command names the script that it starts, and the script's path, also of a module of the project."""
+    for at, word in enumerate(words):
+        dotted = at and words[at - 1] == "-m" and "." in word and Path(script.root or ".", word.partition(".")[0]).is_dir()
+        if (dotted or word.endswith(".py")) and not set(word) & set("$<>{}*"):
+            return at, word.replace(".", "/") + ".py" if dotted else word
+    return 0, ""
 
 
 @code_rule
@@ -217,9 +242,12 @@ def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances)
                and command.starter[-1] != "-m"]
     dotted = next((name for name in re.findall(r"-m\s+([\w.]+)", said) if own.with_suffix("").as_posix().endswith(
         "/" + name.replace(".", "/"))), "")
-    if bool(started) == bool(dotted):
+    first_ones = {file.relative_to(own.parent).parts[0] for (node, _), file in script.project.items()
+                  if script.module(node) is None and file.is_relative_to(own.parent)}
+    packages = {name for name in first_ones if (own.parent / name).is_dir()}        # by whose names the script imports
+    if (started and dotted) or not (started or dotted or packages):
         return
-    base = own.parent if started else own.parents[dotted.count(".")]      # DeepSpeed adds the folder that it is in
+    base = own.parent if not dotted else own.parents[dotted.count(".")]      # DeepSpeed adds the folder that it is in
     texts = [script.own_text, *(module.text for module in script.modules if module.file.is_relative_to(base))]
     if any(word in text for word in SEARCHED for text in texts):
         return
@@ -233,7 +261,8 @@ def modules_out_of_reach(script: Script, subject: Subject, where: Circumstances)
             elsewhere = ours and not any((base / each).exists() for each in (first, f"{first}.py"))
             if elsewhere and not is_installed(first) and not is_tried(script, node) and not script.conditions(node):
                 told = Evidence(" ".join(started[0].starter + (own.name,)), started[0].place) if started else None
-                yield found("critical", node, *([told] if told else []), name=name, folder=shown(script, base))
+                yield found("critical", node, *([told] if told else []), name=name, folder=shown(script, base),
+                            case="" if started or dotted else "imports")
 
 
 @code_rule_once
@@ -251,6 +280,7 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
     near = [file for file in project_files(script) if file.parent in script.path.resolve().parents
             or file.parent.name == "requirements"]
     lists = [file for file in near if file.suffix == ".txt" and "requirements" in (file.parent.name, file.name[:12])]
+    lists = lists or [file for file in near if file.name in OF_PACKAGES and OF_A_PACKAGE.search(text_of(file))]
     said = "\n".join(line.lower() for file in near if file.suffix in SAYING or file.name.startswith(OTHERS)
                      for line in text_of(file).splitlines()
                      if file.suffix != ".md" or LISTING.search(line) or not PROSE.match(line))
@@ -275,7 +305,7 @@ def packages_unlisted(script: Script, subject: Subject, where: Circumstances) ->
                 lost.setdefault(name, key)
     if lost:
         listed_in = told[0] if told else Evidence(lists[0].name, Place(shown(script, lists[0]), 1))
-        follows = bool(told) or re.search(r"pip3? install +-r", said) is not None        # and so a reader of the project does
+        follows = bool(told) or re.search(r"pip3? install +(-r|-e|\.)|poetry install|uv sync", said) is not None
         yield found("critical" if follows else "moderate", *lost.values(), listed_in, names=", ".join(lost))
 
 
