@@ -96,6 +96,7 @@ class Script:
     unparsed: str = ""                       # lines that Python cannot parse, and that are left out
     spread: Mapping[ast.AST, Mapping[str, Setting]] = field(default_factory=dict)    # call -> what `**` of a table gives it
     missing: tuple[tuple[ast.Subscript, str, str], ...] = ()     # reads of keys that a config lacks: where, the file, the key
+    refused: tuple[tuple[ast.AST, Any, Any], ...] = ()           # operators that Python refuses, and their operands
     notes: tuple[str, ...] = ()              # what of the project is not read, each with its cure
     project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
     root: Path | None = None                 # the project's folder
