@@ -283,8 +283,7 @@ class Script:
 
     def assigned(self, node: ast.AST) -> list[ast.expr]:
         """Return the values that are assigned to a name or attribute anywhere."""
-        name = self._dotted(node)
-        return self._assigned.get(name, []) if name else []
+        return self._assigned.get(name, []) if (name := self._dotted(node)) else []
 
     def _dotted(self, node: ast.AST) -> str:
         """Return the source of a name such as `steps` or `args.steps`; "" for anything else."""
