@@ -132,7 +132,8 @@ def adapters_frozen(script: Script, subject: Subject, where: Circumstances) -> F
             continue
         handed = [node for node in script.nodes if call.lineno < getattr(node, "lineno", 0) < taken.lineno
                   and isinstance(node, ast.expr) and ast.unparse(node) == name and script.function(node) is around and (
-                      isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(script.parents[node], ast.Call | ast.keyword))]
+                      isinstance(getattr(node, "ctx", 0), ast.Store)
+                      or isinstance(script.parents[node], ast.Call | ast.keyword))]
         runs = not last_name(taken.func).endswith("Trainer") or any(
             "rainer" in script.words(each.func) for each in script.calls(".train"))
         if runs and not handed and argument(taken, "peft_config") is None:
