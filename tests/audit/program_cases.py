@@ -73,6 +73,8 @@ TARGETED = ("from transformers import T5ForConditionalGeneration\n"
             + "read = tokenizer(text, padding='max_length')\n"
             "target_ids = read['input_ids']\n{mask}batches = [(ids, target_ids)]\n")
 
+ADAPTED = ("from peft import PeftModel\nmodel = PeftModel.from_pretrained(model, 'out'{more})\n"
+           "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)\n")
 PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "undefined_names": (loop(*PLAIN, "size = wanted_size", before="data = []\n"),
                         loop(*PLAIN, "size = wanted_size", before="data, wanted_size = [], 4\n")),
@@ -175,9 +177,12 @@ PROGRAM_CASES: dict[str, tuple[str, str]] = {
     "groups_of_completions": (HEAD + GRPO.format(sign="-", each=1), HEAD + GRPO.format(sign="-", each=16)),
     "reward_without_answers": (HEAD + GRPO.format(sign="-", each=8).replace("completions", "responses"),
                                HEAD + GRPO.format(sign="-", each=8)),
-    "adapters_frozen": (loop(*PLAIN, before="from peft import PeftModel\nmodel = PeftModel.from_pretrained(model, 'out')\n"),
-                        loop(*PLAIN, before="from peft import PeftModel\n"
-                                            "model = PeftModel.from_pretrained(model, 'out', is_trainable=True)\n")),
+    "adapters_frozen": (loop(*PLAIN, before=ADAPTED.format(more="")), loop(*PLAIN, before=ADAPTED.format(
+        more=", is_trainable=True"))),
+    "rate_left_out": (HEAD + HF + "optimizer = torch.optim.AdamW(model.parameters())\nmodel(rows).loss.backward()\n",
+                      HEAD + HF + "optimizer = torch.optim.AdamW(model.parameters(), 2e-5)\nmodel(rows).loss.backward()\n"),
+    "operands_refused": (HEAD + ARGUMENTS + "epochs = 3\nname = 'model-' + epochs\n",
+                         HEAD + ARGUMENTS + "epochs = 3\nname = 'model-' + str(epochs)\n"),
     "columns_removed": (HEAD + HF + OWN_PAIRS.format(more=""),
                         HEAD + HF + OWN_PAIRS.format(more=", remove_unused_columns=False")),
     "adapter_file_renamed": (

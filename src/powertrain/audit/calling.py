@@ -40,6 +40,7 @@ class Followed:
     doubts: dict[ast.AST, tuple[str, ...]] = field(default_factory=dict)         # of each loop, as of calls
     tests: dict[ast.If, set[bool | None]] = field(default_factory=dict)  # what each condition was, each time it was met
     missing: list[tuple[ast.Subscript, str, str]] = field(default_factory=list)      # reads of a config: it, its file, the key
+    refused: list[tuple[ast.AST, Any, Any]] = field(default_factory=list)        # operators that Python refuses, their operands
 
 
 class Calls(Expressions):
@@ -62,7 +63,8 @@ class Calls(Expressions):
         if isinstance(called, FunctionValue):
             return self.enter(called, arguments)
         if isinstance(called, ClassValue):
-            return self.instance(called, node, arguments)
+            table = arguments.positional[0] if len(arguments.positional) == 1 and "dict" in called.foreign_bases else None
+            return table if isinstance(table, Table) else self.instance(called, node, arguments)
         if isinstance(called, (Reference, Made)):
             name = called.name if isinstance(called, Reference) else f"{called.name}()"
         else:

@@ -20,6 +20,7 @@ from powertrain.audit.syntax import FunctionNode, every
 from powertrain.audit.values import ClassValue, FunctionValue, Made, Scope, Table, Unread
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
+REFUSING = ("Add", "Sub", "Div", "FloorDiv", "Lt", "LtE", "Gt", "GtE")    # of a text and a number
 LONGEST_LOOP = 100                           # rounds that are followed one by one
 
 
@@ -119,6 +120,11 @@ class _Follower(Calls):
     def _augassign(self, statement: ast.AugAssign, scope: Scope) -> None:
         before, after = self.value(statement.target, scope), self.value(statement.value, scope)
         self.bind(statement.target, self._applied(statement, type(statement.op).__name__, before, after), scope, statement)
+
+    def _applied(self, node: ast.AST, sign: str, left: Any, right: Any) -> Any:
+        if {type(left), type(right)} in ({str, int}, {str, float}) and sign in REFUSING and not self.doubts:
+            self.followed.refused.append((node, left, right))
+        return super()._applied(node, sign, left, right)
 
     def bind(self, target: ast.expr, value: Any, scope: Scope, statement: Any) -> None:
         if isinstance(target, ast.Name):

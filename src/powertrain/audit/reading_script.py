@@ -239,7 +239,7 @@ def _subject(script: Script, followed: Followed, launch: str = "") -> Subject:
         made.node: _spread(made, made.node) for made in followed.calls
         if isinstance(made.node, ast.Call) and any(item.arg is None for item in made.node.keywords)}
     script = replace(script, unused=_unused(followed), kinds=kinds, sections=sections, trained=trained, spread=spread,
-                     missing=tuple(followed.missing))
+                     missing=tuple(followed.missing), refused=tuple(followed.refused))
     settings: dict[str, Setting] = {}
     unread: dict[str, Setting] = {}
     unknown = dict(reading_calls.unknown_arguments(followed))

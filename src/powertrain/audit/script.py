@@ -97,6 +97,7 @@ class Script:
     unparsed: str = ""                       # lines that Python cannot parse, and that are left out
     spread: Mapping[ast.AST, Mapping[str, Setting]] = field(default_factory=dict)    # call -> what `**` of a table gives it
     missing: tuple[tuple[ast.Subscript, str, str], ...] = ()     # reads of keys that a config lacks: where, the file, the key
+    refused: tuple[tuple[ast.AST, Any, Any], ...] = ()           # operators that Python refuses, and their operands
     notes: tuple[str, ...] = ()              # what of the project is not read, each with its cure
     project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
     root: Path | None = None                 # the project's folder
@@ -282,8 +283,7 @@ class Script:
 
     def assigned(self, node: ast.AST) -> list[ast.expr]:
         """Return the values that are assigned to a name or attribute anywhere."""
-        name = self._dotted(node)
-        return self._assigned.get(name, []) if name else []
+        return self._assigned.get(name, []) if (name := self._dotted(node)) else []
 
     def _dotted(self, node: ast.AST) -> str:
         """Return the source of a name such as `steps` or `args.steps`; "" for anything else."""

@@ -1,13 +1,17 @@
 """Rules on what a script reads from the configs of its project."""
 
+import ast
+
 from powertrain.audit.reading_calls import section_of
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.scopes import is_tried
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
+from powertrain.audit.syntax import last_name, names_in, parameters_of
 from powertrain.audit.values import TextNumber
 from powertrain.records.findings import Evidence, Place
 
+UNSURE = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.DictComp)     # which may not come to it
 CONVERTING = ("set_defaults", "add_implicit_resolver", "BaseModel", "float(self.")      # that make numbers of texts
 
 
@@ -26,3 +30,16 @@ def number_is_text(script: Script, subject: Subject, where: Circumstances) -> Fi
             for setting in made.named.values() if isinstance(setting.value, TextNumber)]
     if lost and not any(word in script.text for word in CONVERTING):
         yield found("critical", *lost, names=", ".join(setting.name for setting in lost))
+
+
+@code_rule_once
+def operands_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A text and a number are added, subtracted or compared, which Python refuses."""
+    clocks = [(node, "", "") for node in script.every(ast.BinOp) if isinstance(node.op, ast.Sub) and all(
+        isinstance(side, ast.Call) and last_name(side.func) == "strftime" for side in (node.left, node.right))]
+    for node, left, right in (*script.refused, *clocks):
+        function = script.function(node)
+        free = function is None or bool(script.callers(function)) or not names_in(node) & parameters_of(function)
+        unsure = any(isinstance(each, UNSURE) for each in script.ancestors(node))
+        if free and not unsure and script.is_reached(node) and not is_tried(script, node):
+            yield found("critical", node, left=repr(left), right=repr(right))

@@ -3,6 +3,7 @@
 import ast
 import builtins
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,7 @@ CAUSAL = ("CausalLM.from_pretrained", "CausalLM.from_config", "LMHeadModel.from_
 LABELS = ("labels", "label", "targets", "target", "target_ids", "y")
 ENDED = ("eos_token", "eos_token_id", "apply_chat_template", "<|endoftext|>", "</s>", "<|im_end|>", "<|eot_id|>")
 COLLATORS = ("transformers.DataCollatorForLanguageModeling", "transformers.data.data_collator.DataCollatorForLanguageModeling")
+PADDING_ALWAYS = ("DataCollatorForLanguageModeling", "DataCollatorWithPadding", "DataCollatorForSeq2Seq")
 OLD_TRAINER = ("tokenizer", "max_seq_length", "packing")     # arguments of SFTTrainer that TRL had while it used that collator
 REPLACING = (".where", ".masked_fill", ".masked_fill_")
 TO_THE_LONGEST = (True, "longest")           # of a batch: one example alone is not padded
@@ -247,7 +249,10 @@ def _is_of_one_source(script: Script, node: ast.AST, *names: str) -> bool:
 @code_rule_once
 def pad_token_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script pads with a tokenizer that has no padding token."""
-    for made in subject.calls:
+    collating = [replace(made, owner=made.argument(0, "tokenizer"), named={"padding": script.setting(made.node, True)})
+                 for made in subject.calls if made.last in PADDING_ALWAYS and "padding" not in made.named]
+    of_one_length = script.says("TextDataset", "__getitem__")            # tensors are put together without the tokenizer
+    for made in (*subject.calls, *(collating if subject.trainer and not of_one_length else ())):
         path, asked = path_of_tokenizer(made.owner), made.named.get("padding")
         if asked is not None and asked.value in (*TO_THE_LONGEST, "max_length") and path.startswith(WITHOUT_PADDING) and not (
                 script.path.parent / path).exists() and lacks(script, subject, made, "pad_token", "trl."):

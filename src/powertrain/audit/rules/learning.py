@@ -162,18 +162,18 @@ def everything_frozen(script: Script, subject: Subject, where: Circumstances) ->
         changed = any(isinstance(each.ctx, ast.Store) and ast.unparse(each).startswith(f"{name}.")
                       for each in script.every(ast.Attribute)) or any(
             each.lineno > node.lineno for each in _given(script, name, function))
-        trained = any(_trains_it(script, each, name) and script.function(each) is function for each in script.every(ast.Call))
+        trained = any(trains_it(script, each, name) and script.function(each) is function for each in script.every(ast.Call))
         if trained and not changed:
             yield found("critical", node, over, name=name)
 
 
-def _trains_it(script: Script, call: ast.Call, name: str) -> bool:
+def trains_it(script: Script, call: ast.Call, name: str) -> bool:
     """Return whether a call makes an optimizer of a model's parameters alone, or a Trainer of the model."""
     if script.name(call).endswith(OPTIMIZERS):
         first = argument(call, "params", 0)
         return first is not None and ast.unparse(first) in (f"{name}.parameters()", f"list({name}.parameters())")
     given = argument(call, "model", 0) if last_name(call.func).endswith("Trainer") else None
-    return isinstance(given, ast.Name) and given.id == name
+    return given is not None and ast.unparse(given) == name
 
 
 @code_rule_once

@@ -60,8 +60,8 @@ def split_not_there(script: Script, subject: Subject, where: Circumstances) -> F
     """A set of data is asked for a part that it does not have."""
     for node in script.every(ast.Subscript):
         key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        if not isinstance(key, str) or not isinstance(node.ctx, ast.Load) or not isinstance(node.value, ast.Name) or is_tried(
-                script, node):
+        if not isinstance(key, str | int) or not isinstance(node.ctx, ast.Load) or not isinstance(
+                node.value, ast.Name) or is_tried(script, node):
             continue
         if any(getattr(each.slice, "value", key) == key and script.statement(each) is not script.statement(node)
                for each in script.every(ast.Subscript) if not isinstance(each.ctx, ast.Load)
@@ -70,7 +70,7 @@ def split_not_there(script: Script, subject: Subject, where: Circumstances) -> F
         asks = [around.test for around in script.ancestors(node) if isinstance(around, ast.If | ast.IfExp)]
         parts = [_splits(script, end) for end in origins(script, node.value)]
         if parts and all(one is not None and key not in one for one in parts) and not any(
-                key in script.words(test) or "keys()" in script.words(test) for test in asks):
+                str(key) in script.words(test) or "keys()" in script.words(test) for test in asks):
             has = sorted(set().union(*(one for one in parts if one is not None)))
             yield found("critical", node, key=key, has=", ".join(has))
 

@@ -9,7 +9,7 @@ from powertrain.audit.rules.base import Findings, at_most, code_rule, code_rule_
 from powertrain.audit.script import Script
 from powertrain.audit.steps import SCHEDULERS, Step, never_accumulates, outermost, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.audit.syntax import FunctionNode, last_name
+from powertrain.audit.syntax import FunctionNode, argument, hides_arguments, last_name, names_in, owner_of
 from powertrain.cost.work import forward_flops, step_work, training_flops
 from powertrain.records import Facts
 from powertrain.records.findings import UNMEASURED, Expected, Severity
@@ -96,16 +96,21 @@ def clip_without_effect(script: Script, subject: Subject, where: Circumstances) 
 @code_rule_once
 def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Nothing sets the gradients back, so they add up over the whole run."""
-    zeroes = any(node.attr == "zero_grad" or (node.attr == "grad" and isinstance(node.ctx, ast.Store))
-                 for node in script.every(ast.Attribute))
-    if zeroes or script.has_call(*ZEROED_BY_OTHERS):
-        return
-    for step in training_steps(script):
+    zeroes = [node for node in script.every(ast.Attribute)
+              if node.attr == "zero_grad" or (node.attr == "grad" and isinstance(node.ctx, ast.Store))]
+    for step in training_steps(script) if not script.has_call(*ZEROED_BY_OTHERS) else ():
+        before = set(script.loops(step.node)) if isinstance(step.node, ast.For) else set()
+        chosen = names_in(step.node.target) if isinstance(step.node, ast.For) else set()
+        if zeroes and not all(step.node not in script.loops(node) and before & {*script.loops(node)} for node in zeroes):
+            continue                                     # each is in an outer loop alone
         own = [call for call in step.optimizer_steps if call.owner is not None and not _is_a_wrapper(script, call.owner)]
-        if step.backward and own:
+        seldom = bool(zeroes and own) and (any(not call.every_step for call in own) or bool(chosen & names_in(own[-1].node)))
+        if step.backward and own and not seldom:
             last, owner = own[-1].node, own[-1].owner or own[-1].node
             zeroed = script.words(last.args[0] if step.is_scaler(owner) and last.args else owner)
-            yield found("critical", last, edits=with_line(script, last, f"{zeroed}.zero_grad(set_to_none=True)", after=True))
+            since = f"line {script.place(zeroes[0]).line}" if zeroes else "the beginning"
+            yield found("critical", last, *zeroes[:1], since=since, edits=with_line(
+                script, last, f"{zeroed}.zero_grad(set_to_none=True)", after=True))
 
 
 def _is_a_wrapper(script: Script, owner: ast.AST) -> bool:
@@ -113,6 +118,19 @@ def _is_a_wrapper(script: Script, owner: ast.AST) -> bool:
     made = script.kinds.get(last_name(owner), frozenset())
     return bool(made) and all(name.rpartition(".")[2][:1].isupper() for name in made) and not any(
         name.startswith(("torch.", "bitsandbytes.", "transformers.")) for name in made)
+
+
+@code_rule_once
+def rate_left_out(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A pretrained model is trained whole, at the rate that torch's Adam has where none is set."""
+    for call in script.calls("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.adamw.AdamW"):
+        first = argument(call, "params", 0)
+        model = owner_of(first) if isinstance(first, ast.Call) and last_name(first.func) == "parameters" else None
+        made = script.kinds.get(last_name(model), frozenset()) if model is not None else frozenset()
+        loaded = bool(made) and all(kind.startswith("transformers.") and "from_pretrained" in kind for kind in made)
+        given = argument(call, "lr", 1) is not None or hides_arguments(call) or script.says("param_groups", "OneCycleLR")
+        if loaded and not given and not subject.has_adapters and not script.says("requires_grad", "PeftModel", "lora"):
+            yield found("critical", call)
 
 
 @code_rule

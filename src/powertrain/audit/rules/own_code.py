@@ -7,6 +7,7 @@ from powertrain.audit.commands import project_files, text_of
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.data import PASS, TIMES
 from powertrain.audit.rules.labels import ends_before_the_last, given_to, is_masked, starts_at_the_second
+from powertrain.audit.rules.learning import trains_it
 from powertrain.audit.rules.names import of_unsloth, since
 from powertrain.audit.rules.refusals import is_launched
 from powertrain.audit.script import Script
@@ -122,13 +123,23 @@ def reward_without_answers(script: Script, subject: Subject, where: Circumstance
 @code_rule_once
 def adapters_frozen(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Trained adapters are loaded to be trained on, and are loaded frozen."""
+    frees = script.says("set_adapter", "load_adapter", "add_adapter", "merge_and_unload", "requires_grad_") or any(
+        node.attr == "requires_grad" and isinstance(node.ctx, ast.Store) for node in script.every(ast.Attribute))
     for call in script.calls("peft.PeftModel.from_pretrained", "peft.AutoPeftModelForCausalLM.from_pretrained"):
-        given = argument(call, "is_trainable", 3)
-        said = script.says("is_trainable", "requires_grad", "get_peft_model", "merge_and_unload", "add_adapter")
-        evaluates = any(call.lineno > loop.lineno and script.function(loop) is script.function(call)
-                        for loop in script.training_loops)
-        if given is None and not said and not evaluates and script.training_loops:
-            yield found("critical", call)
+        target = next(iter(getattr(script.parents[call], "targets", ())), None)
+        name, around = ast.unparse(target or call), script.function(call)
+        later = [each for each in script.every(ast.Call) if each.lineno > call.lineno and script.function(each) is around]
+        taken = min((each for each in later if trains_it(script, each, name)), key=lambda each: each.lineno, default=None)
+        if target is None or taken is None or frees or hides_arguments(call) or argument(call, "is_trainable", 3) is not None:
+            continue
+        handed = [node for node in script.nodes if call.lineno < getattr(node, "lineno", 0) < taken.lineno
+                  and isinstance(node, ast.expr) and ast.unparse(node) == name and script.function(node) is around and (
+                      isinstance(getattr(node, "ctx", 0), ast.Store)
+                      or isinstance(script.parents[node], ast.Call | ast.keyword))]
+        runs = not last_name(taken.func).endswith("Trainer") or any(
+            "rainer" in script.words(each.func) for each in script.calls(".train"))
+        if runs and not handed and argument(taken, "peft_config") is None:
+            yield found("critical", call, taken)
 
 
 @code_rule
