@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from code_cases import ARGUMENTS, HEAD, HF
+from test_projects import project
 from trl_cases import TAKEN
 
 from powertrain.audit.audit import read_subject
@@ -77,6 +78,14 @@ def test_it_is_found_there_and_in_no_near_miss(name: str, text: str, fires: bool
     path = tmp_path / "train.py"
     path.write_text(text, encoding="utf-8")
     assert bool([*BY_NAME[name].find(read_subject(path), TODAY)]) is fires
+
+
+@pytest.mark.parametrize("taken", ["*", "Trainer, TrainingArguments"])
+def test_a_star_of_one_file_says_nothing_of_another(taken: str, tmp_path: Path) -> None:
+    path = project(tmp_path, own=f"from transformers import {taken}\nrows = LineByLineTextDataset('x')\n",
+                   train=HEAD + HF + "import own\n" + MADE.format(more=""))
+    found = [*BY_NAME["removed_imports"].find(read_subject(path), TODAY)]
+    assert [item.place.line for each in found for item in each.evidence] == ([2] if taken == "*" else [])
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -1,7 +1,6 @@
 """Files of other people as text and as syntax, with limits on their size and depth."""
 
 import ast
-import builtins
 import json
 import re
 import warnings
@@ -10,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
-from powertrain.audit.scopes import bound_names
+from powertrain.audit.scopes import KNOWN, bound_names
 from powertrain.records import WrongUse
 
 MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
@@ -188,7 +187,7 @@ def imports(tree: ast.Module) -> dict[str, str]:
     found: dict[str, str] = {}
     whole = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
     if len(whole) == 1 and str(whole[0].module).partition(".")[0] in OF_STARS and not whole[0].level:
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - bound_names(tree) - set(dir(builtins))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - bound_names(tree) - KNOWN
         found = {name: f"{whole[0].module}.{name}" for name in sorted(names) if not name.startswith("_")}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

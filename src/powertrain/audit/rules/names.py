@@ -136,7 +136,7 @@ def _looks_for_a_name(test: ast.expr) -> bool:
 
 def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, str]]:
     """Yield (code, dotted name) of what the script takes from a library whose release in force does not have it."""
-    whole = {(script.module(node), node.module) for node in script.every(ast.ImportFrom) if node.names[0].name == "*"}
+    whole = {(script.place(node).file, node.module) for node in script.every(ast.ImportFrom) if node.names[0].name == "*"}
     for node in script.nodes:
         lost: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -145,7 +145,7 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
         elif isinstance(node, ast.Import):
             lost = [_gone(item.name, "") for item in node.names]
         elif isinstance(node, ast.Name) and whole and (owner := (script.origin(node) or "").rpartition(".")[0]) and (
-                script.module(node), owner) in whole:
+                script.place(node).file, owner) in whole:
             lost = [f"{owner}.{node.id}" if is_not_in_star(owner, node.id) else _gone(owner, node.id)]
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and (owner := _imported(script, node.value)):
             other = is_other(owner) and not gone_elsewhere(owner, "")        # else it is said of its owner
