@@ -10,7 +10,7 @@ from powertrain.audit.command_lines import settings_of
 from powertrain.audit.commands import options_told, started_by, text_of
 from powertrain.audit.configs import SUFFIXES, Marked, read_config, recognise
 from powertrain.audit.edits import make_patch
-from powertrain.audit.launches import user_of
+from powertrain.audit.launches import NOTEBOOK, user_of
 from powertrain.audit.parsing import notebook_code
 from powertrain.audit.project import root_of, walked
 from powertrain.audit.reading_script import read_script
@@ -24,7 +24,7 @@ from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 MOST_FILES = 500                             # of a folder: more is no project of one training
 WITH_OTHER_OPTIONS = "started with other options than the project gives it"
-NOTEBOOK, SHELL = ".ipynb", ".sh"
+SHELL = ".sh"
 OLD_STARTER = "train_bash"                   # of LLaMA-Factory
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
@@ -52,7 +52,8 @@ def _read(path: Path, root: Path | None) -> Subject:
             return subject
         user = user_of(subject.script) if subject.script is not None else None
         with suppress(WrongUse):
-            used = read_script(user, root=root) if user is not None else subject
+            text = notebook_code(user) if user is not None and user.suffix == NOTEBOOK else None
+            used = read_script(user, text, root) if user is not None else subject
             if used.script is not None and path.resolve() in {module.file for module in used.script.modules}:
                 used = replace(used, launch=f"used by {used.path.name}")
                 return replace(subject, others=(*subject.others, used, *used.others))

@@ -21,6 +21,7 @@ from powertrain.audit.values import ClassValue, FunctionValue, Made, Scope, Tabl
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 REFUSING = ("Add", "Sub", "Div", "FloorDiv", "Lt", "LtE", "Gt", "GtE")    # of a text and a number
+ADDING = ("append", "extend", "insert")
 LONGEST_LOOP = 100                           # rounds that are followed one by one
 
 
@@ -96,6 +97,16 @@ class _Follower(Calls):
         for child in ast.iter_child_nodes(statement):
             if isinstance(child, ast.expr):
                 self.value(child, scope)
+
+    def _expr(self, statement: ast.Expr, scope: Scope) -> None:
+        self._other(statement, scope)
+        self._forget(getattr(statement.value, "func", None), scope)
+
+    def _forget(self, node: ast.AST | None, scope: Scope) -> None:
+        """Leave open what a list holds that a method adds to, such as `rows.append`."""
+        name = getattr(node.value, "id", "") if isinstance(node, ast.Attribute) and node.attr in ADDING else ""
+        if isinstance(scope.names.get(name), list):
+            scope.names[name] = Unread(f"{name}, which is added to")
 
     def _return(self, statement: ast.Return, scope: Scope) -> None:
         value = None if statement.value is None else self.value(statement.value, scope)
@@ -227,6 +238,7 @@ class _Follower(Calls):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not isinstance(
                     scope.names.get(node.id), (FunctionValue, ClassValue, Made)):
                 scope.names[node.id] = Unread(f"{node.id}, which a loop changes")
+            self._forget(node, scope)
         before = dict(scope.names)
         if isinstance(statement, ast.While):
             self.value(statement.test, scope)

@@ -147,6 +147,14 @@ def lacks(module: str, name: str) -> bool:
     return not (module == "transformers" and not name.startswith(OF_MODELS) and _is_of_a_model(path.parent, name))
 
 
+@cache
+def is_not_in_star(module: str, name: str) -> bool:
+    """Return whether `from transformers import *` leaves out a tokenizer that can still be imported by its name."""
+    path = file_of(module) if module == "transformers" and name.endswith("TokenizerFast") else None
+    return path is not None and not any(f'"{name}"' in file.read_text(encoding="utf-8") for file in (
+        path, *(path.parent / "models").glob("*/tokenization_*.py")))
+
+
 def _knows_tokenizer(path: Path, name: str) -> bool:
     """Return whether transformers, in whose folder a file lies, has a tokenizer or gives another one in its place."""
     plain, converters = name.removesuffix("Fast"), path.parent / "convert_slow_tokenizer.py"
@@ -239,7 +247,8 @@ def _bases(kind: Defined) -> list[Defined | None]:
         if name not in PLAIN_BASES | ENUMS:
             # a stub names classes of another library too: TrainingArguments of transformers
             other = defined("transformers", name) if kind.path.suffix == ".stub" else None
-            found.append(_defined(kind.path, name) or other)
+            above = _defined(kind.path, name) or other
+            found.append(above if above != kind else None)       # `class Own(other.Own)`
     return found
 
 

@@ -15,6 +15,7 @@ from powertrain.audit.script import Command, Script
 from powertrain.audit.syntax import FunctionNode, argument, every, inside, is_training, last_name
 from powertrain.records.findings import Place
 
+NOTEBOOK = ".ipynb"
 ALONE: dict[str, str] = {}
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 WITHOUT, WITH = "started without torchrun", "started with torchrun"
@@ -53,11 +54,12 @@ def user_of(script: Script) -> Path | None:
     starts = (is_training(node) or (isinstance(node, ast.Call) and last_name(node.func) in defined) for node in inside(own))
     if "__main__" in script.own_text or not defined or script.path.suffix != ".py" or any(starts) or commands(script):
         return None
-    said = re.compile(rf"^\s*(from\s+[\w.]*\b{stem}\s+import|from\s+[\w.]+\s+import\s.*\b{stem}\b|import\s.*\b{stem}\b)", re.M)
+    said = re.compile(rf"^\s*\"?(from\s+[\w.]*\b{stem}\s+import|(from\s+[\w.]+\s+)?import\s.*\b{stem}\b)", re.M)
     root = (script.root or script.path.parent).resolve()
-    found = [file for file in project_files(script) if file.suffix == ".py" and not any(
+    users = [file for file in project_files(script) if file.suffix in (".py", NOTEBOOK) and not any(
         part.startswith(("__init__", "test")) for part in file.relative_to(root).parts) and file != script.path.resolve()
         and said.search(text_of(file))]
+    found = [file for file in users if file.suffix == ".py"] or users
     return Path(shown(script, found[0])) if len(found) == 1 else None
 
 

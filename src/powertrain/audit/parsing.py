@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
+from powertrain.audit.scopes import KNOWN, bound_names
 from powertrain.records import WrongUse
 
 MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
 MOST_UNPARSED = 50           # broken lines of a script; with more, it is another language or an older Python
 FEWEST_TRIES, MOST_TRIED_BYTES = 5, 1 << 22  # of parsing a script again
+OF_STARS = ("transformers", "trl", "peft", "datasets", "accelerate", "torch")        # libraries that are taken whole
 NO_HEADER = "if True:"                       # stands for a broken `else:`, above lines that can be read
 LACKS_BODY = re.compile(r"expected an indented block after .* on line (\d+)")
 # of a notebook: cells that are no Python, and what stands for IPython's syntax in the others
@@ -178,8 +180,15 @@ def _moved_back(tree: ast.Module, moved: dict[int, int]) -> ast.Module:
 
 
 def imports(tree: ast.Module) -> dict[str, str]:
-    """Return what each name in a script is imported from, wherever the import stands."""
+    """Return what each name in a script is imported from, wherever the import stands.
+
+    What `from library import *` alone may give counts as imported from there.
+    """
     found: dict[str, str] = {}
+    whole = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    if len(whole) == 1 and str(whole[0].module).partition(".")[0] in OF_STARS and not whole[0].level:
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - bound_names(tree) - KNOWN
+        found = {name: f"{whole[0].module}.{name}" for name in sorted(names) if not name.startswith("_")}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             origin = f"{'.' * node.level}{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""

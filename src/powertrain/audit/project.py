@@ -22,7 +22,7 @@ from powertrain.audit.script import Module, Script
 from powertrain.records import WrongUse
 
 MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml")
-WEAK_MARKS = ("README.md", "LICENSE")        # which a folder within a project has too
+WEAK_MARKS = ("README.md", "LICENSE", "ReadMe.md", "Readme.md", "readme.md", "README.rst", "README")     # which a part has too
 HIGHEST = 4                                  # folders above the script in which a mark is looked for
 MOST_MODULES = 40
 MOST_BYTES = 1 << 20                         # of all modules together

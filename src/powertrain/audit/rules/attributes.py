@@ -2,7 +2,7 @@
 
 import ast
 
-from powertrain.audit.commands import commands
+from powertrain.audit.commands import commands, project_files, text_of
 from powertrain.audit.installed import gives, in_force, members, root
 from powertrain.audit.rules.base import Findings, code_rule, found, known
 from powertrain.audit.rules.calls import object_of, of_library, own_class
@@ -29,6 +29,8 @@ OTHER_TOKENIZERS = ("tokenizers.", "sentencepiece.", "tiktoken.", "pytorch_pretr
 WRAPPERS = ("module", "isinstance", "parallel", "ddp", "dist", "world", "gpu")           # of tests whether a model is wrapped
 OF_SETTINGS = ("config", "cfg", "args")      # names of objects that no class of the project reads as `self`
 LEAVING = (".to", ".cuda", ".train", ".eval", "get_peft_model")      # calls that give back their model
+OF_OLD_VLLM = "llm_engine.model_executor"    # which stands in a process of its own since vLLM's V1 engine, but with these:
+IN_PROCESS = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V1", "external_launcher")
 TOKENIZERS = "Tokenizer.from_pretrained"
 # ends of the classes whose objects have what the class has
 EXACT = ("Trainer", "Accelerator", "TrainingArguments", "ModelConfig")
@@ -69,6 +71,9 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
             ours = node.attr in GONE_FIELDS and in_force("transformers", where)
             if ours and kind is not None and _is_a_trainer(script, kind):
                 lost[node.attr] = (node, "TrainingArguments")
+        elif script.words(node).endswith(OF_OLD_VLLM) and "vllm.LLM" in script.all_imported and since(where) == "critical":
+            if not any(word in text_of(file) for file in project_files(script) for word in IN_PROCESS):
+                lost[node.attr] = (node, script.words(node.value))
         elif _lost_of_tokenizers(script, node, where):
             lost[node.attr] = (node, "the tokenizer")
         elif not isinstance(owner, ast.Name):

@@ -129,15 +129,16 @@ def passed(script: Script, call: ast.Call) -> Iterator[tuple[ast.AST | Setting, 
 
 def _put_together(script: Script, call: ast.Call, item: ast.keyword) -> Iterator[tuple[ast.AST, str]]:
     """Yield (where, key) of what the code around a call puts into its `**settings`."""
-    made, around = script.assigned(item.value), script.function(call)
-    if not isinstance(item.value, ast.Name) or (around is not None and item.value.id in parameters_of(around) and not any(
-            script.function(value) is around for value in made)):
+    made, of_call = script.assigned(item.value), script.function(call)
+    if not isinstance(item.value, ast.Name) or (of_call is not None and item.value.id in parameters_of(of_call) and not any(
+            script.function(value) is of_call for value in made)):
         return                                           # what is assigned elsewhere is another one of this name
     if not (len(made) == 1 and isinstance(made[0], ast.Dict)):
         yield from _put_in(script, call, item.value.id)
         own = [value for value in made if script.function(value) is script.function(call)]
         if len(own) > 1 and all(isinstance(value, ast.Dict) for value in own) and not any(
-                last_name(other.func) in ("pop", "update") for other in every(ast.Call, script.tree)):
+                last_name(other.func) in ("pop", "update") and last_name(owner_of(other) or other) == item.value.id
+                for other in every(ast.Call, script.tree)):
             yield from ((key, key.value) for value in own for key in getattr(value, "keys", ())
                         if isinstance(key, ast.Constant) and isinstance(key.value, str))
     if len(made) != 1:
@@ -145,10 +146,15 @@ def _put_together(script: Script, call: ast.Call, item: ast.keyword) -> Iterator
     if isinstance(made[0], ast.Call) and script.name(made[0]) == "dict":
         yield from ((each, each.arg) for each in made[0].keywords if each.arg)
     uses = [node for node in every(ast.Name, script.tree) if node.id == item.value.id]
-    if not isinstance(made[0], ast.Dict) or any(
-            isinstance(script.parents[node], ast.arg | ast.Delete | ast.Attribute) for node in uses):
+    asked = [around for node in uses if isinstance(around := script.parents[node], ast.Attribute)]
+    if not isinstance(made[0], ast.Dict) or any(isinstance(script.parents[node], ast.arg | ast.Delete) for node in uses) or any(
+            around.attr not in ("update", "get", "items", "keys", "values") for around in asked):
         return                                           # d.pop("key")
-    keys = [key for key in made[0].keys if key is not None]
+    added = [script.parents[around] for around in asked if around.attr == "update"]
+    keys = [key for other in added if isinstance(other, ast.Call) and other.lineno < call.lineno and script.function(
+                other) is script.function(call) and not script.unused.intersection(script.ancestors(other))
+            for given in other.args if isinstance(given, ast.Dict) for key in given.keys if key is not None]
+    keys += [key for key in made[0].keys if key is not None]
     keys += [around.slice for node in uses if isinstance(around := script.parents[node], ast.Subscript)
              and isinstance(around.ctx, ast.Store)]
     yield from ((key, key.value) for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))

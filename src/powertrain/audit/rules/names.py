@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from powertrain.audit.commands import project_files, text_of
 from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
-from powertrain.audit.installed import LIBRARIES, defined, in_force, is_missing, is_module, lacks, members
+from powertrain.audit.installed import LIBRARIES, defined, in_force, is_missing, is_module, is_not_in_star, lacks, members
 from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, known, rule
 from powertrain.audit.rules.elsewhere import gone as gone_elsewhere
@@ -139,6 +139,7 @@ def _looks_for_a_name(test: ast.expr) -> bool:
 
 def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, str]]:
     """Yield (code, dotted name) of what the script takes from a library whose release in force does not have it."""
+    whole = {(script.place(node).file, node.module) for node in script.every(ast.ImportFrom) if node.names[0].name == "*"}
     for node in script.nodes:
         lost: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -146,6 +147,9 @@ def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, st
             lost = [_gone(node.module, item.name) for item in node.names if item.name != "*" and not own]
         elif isinstance(node, ast.Import):
             lost = [_gone(item.name, "") for item in node.names]
+        elif isinstance(node, ast.Name) and whole and (owner := (script.origin(node) or "").rpartition(".")[0]) and (
+                script.place(node).file, owner) in whole:
+            lost = [f"{owner}.{node.id}" if is_not_in_star(owner, node.id) else _gone(owner, node.id)]
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and (owner := _imported(script, node.value)):
             other = is_other(owner) and not gone_elsewhere(owner, "")        # else it is said of its owner
             lost = [_gone(owner, node.attr) if is_module(owner) or other else _gone_of_class(owner, node.attr)]

@@ -180,7 +180,8 @@ def removed_call_arguments(script: Script, subject: Subject, where: Circumstance
     gone = [(item, name) for call in script.every(ast.Call) for item, name in passed(script, call)
             if name in GONE_ARGUMENTS and last_name(call.func) in GONE_ARGUMENTS[name][0]
             and "unsloth" not in script.name(call).lower() and not _is_said_of_weights(subject, item)
-            and not script.name(call).endswith(OTHER_LOADERS)
+            and not script.name(call).endswith(OTHER_LOADERS) and not (isinstance(item, ast.Constant) and any(
+                re.search("version.*<", script.words(around.test)) for around in script.conditions(item)))
             and (last_name(call.func) != "create_model_card" or subject.trainer.startswith("trl."))]
     own = {item.arg for item in every(ast.arg, script.tree)}
     theirs = any(name.startswith("transformers.") for name in script.all_imported)
@@ -193,7 +194,8 @@ def removed_call_arguments(script: Script, subject: Subject, where: Circumstance
 
 def _is_said_of_weights(subject: Subject, item: object) -> bool:
     """Return whether quantised_without_adapters says of this argument that the run ends."""
-    adapts = subject.has_adapters or (subject.script is not None and subject.script.says("get_peft_model"))
+    adapts = subject.has_adapters or subject.framework not in TRAINERS or (
+        subject.script is not None and subject.script.says("get_peft_model"))
     return isinstance(item, ast.keyword) and str(item.arg).startswith("load_in_") and getattr(
         item.value, "value", None) is True and not adapts
 

@@ -92,7 +92,9 @@ def pairs_of_older_trainer(script: Script, subject: Subject, where: Circumstance
     trainer = trainer_of_trl(script, subject, "RewardTrainer")
     named = next((node for node in script.every(ast.Constant) if node.value == "input_ids_chosen" and isinstance(
         script.parents[node], ast.Dict | ast.Subscript)), None) if not script.says("chosen_ids") else None
-    removed = next((item for call in script.calls(".map") for item in call.keywords if item.arg == "remove_columns"), None)
+    by_map: list[ast.AST] = [item for call in script.calls(".map") for item in call.keywords if item.arg == "remove_columns"]
+    by_name = (call for call in script.calls(".remove_columns") if "'chosen'" in ast.unparse(call))
+    removed = next(iter((*by_map, *by_name)), None)
     if trainer is not None and named is not None and removed is not None and in_force("trl", where):
         yield found("critical", named, removed)
 
@@ -224,6 +226,9 @@ def data_with_script(script: Script, subject: Subject, where: Circumstances) -> 
             local = said.endswith(".py") or (said and (here / f"{here.name}.py").is_file())
             if local or (said in SCRIPTED and not here.exists()):
                 yield found(since(where), given, name=said)
+    source = subject.settings.get("data.source")         # which an option may name
+    if source is not None and str(source.value).endswith(".py") and script.has_call("datasets.load_dataset"):
+        yield found(since(where), source, name=source.value)
 
 
 @code_rule_once
