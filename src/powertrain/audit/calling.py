@@ -40,7 +40,7 @@ class Followed:
     doubts: dict[ast.AST, tuple[str, ...]] = field(default_factory=dict)         # of each loop, as of calls
     tests: dict[ast.If, set[bool | None]] = field(default_factory=dict)  # what each condition was, each time it was met
     missing: list[tuple[ast.Subscript, str, str]] = field(default_factory=list)      # reads of a config: it, its file, the key
-    refused: list[tuple[ast.AST, Any, Any]] = field(default_factory=list)        # operators that Python refuses, their operands
+    refused: list[ast.AST] = field(default_factory=list)     # operators that Python refuses
 
 
 class Calls(Expressions):

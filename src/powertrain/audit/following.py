@@ -134,7 +134,7 @@ class _Follower(Calls):
 
     def _applied(self, node: ast.AST, sign: str, left: Any, right: Any) -> Any:
         if {type(left), type(right)} in ({str, int}, {str, float}) and sign in REFUSING and not self.doubts:
-            self.followed.refused.append((node, left, right))
+            self.followed.refused.append(node)
         return super()._applied(node, sign, left, right)
 
     def bind(self, target: ast.expr, value: Any, scope: Scope, statement: Any) -> None:

@@ -97,7 +97,7 @@ class Script:
     unparsed: str = ""                       # lines that Python cannot parse, and that are left out
     spread: Mapping[ast.AST, Mapping[str, Setting]] = field(default_factory=dict)    # call -> what `**` of a table gives it
     missing: tuple[tuple[ast.Subscript, str, str], ...] = ()     # reads of keys that a config lacks: where, the file, the key
-    refused: tuple[tuple[ast.AST, Any, Any], ...] = ()           # operators that Python refuses, and their operands
+    refused: tuple[ast.AST, ...] = ()        # operators that Python refuses for their operands
     notes: tuple[str, ...] = ()              # what of the project is not read, each with its cure
     project: Mapping[tuple[ast.AST, str], Path] = field(default_factory=dict)        # import -> the module's file
     root: Path | None = None                 # the project's folder
@@ -208,7 +208,7 @@ class Script:
     def nodes(self) -> tuple[ast.AST, ...]:
         """Return the syntax that a training run reaches, without docstrings: only this code is evidence."""
         texts = {node.value for node in every(ast.Expr, self.tree) if isinstance(node.value, ast.Constant)}
-        never = never_run(self.tree) if self.path.suffix == ".py" else []       # the cells of a notebook run one by one
+        never = never_run(self.tree, in_cells=self.path.suffix != ".py")
         dead = {inner for statement in (*self.dead, *never) for inner in ast.walk(statement)}
         return tuple(node for node in ast.walk(self.tree) if node not in texts and node not in dead and self.is_reached(node))
 

@@ -82,11 +82,14 @@ def _of_module(kind: type[Node], module: ast.Module) -> tuple[Node, ...]:
                  if isinstance(node, kind))
 
 
-def never_run(tree: ast.AST) -> list[ast.stmt]:
-    """Return the statements that no run comes to: under `if False:`, and behind a `return`, `raise` or `sys.exit()`."""
+def never_run(tree: ast.AST, *, in_cells: bool) -> list[ast.stmt]:
+    """Return the statements that no run comes to: under `if False:`, and behind a `return`, `raise` or `sys.exit()`.
+
+    `in_cells`: of a notebook, whose cells run one by one, so that an end is that of its cell alone.
+    """
     found = [each for node in every(ast.If, tree) if isinstance(node.test, ast.Constant) and not node.test.value
              for each in node.body]
-    for node in every(ast.AST, tree):
+    for node in every(ast.AST, tree) if not in_cells else ():
         for block in (getattr(node, part, None) for part in ("body", "orelse", "finalbody")):
             if isinstance(block, list):      # in which modules of the project stand too
                 end = next((at for at, each in enumerate(block) if ends(each)), len(block))

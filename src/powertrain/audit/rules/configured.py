@@ -35,11 +35,11 @@ def number_is_text(script: Script, subject: Subject, where: Circumstances) -> Fi
 @code_rule_once
 def operands_refused(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A text and a number are added, subtracted or compared, which Python refuses."""
-    clocks = [(node, "", "") for node in script.every(ast.BinOp) if isinstance(node.op, ast.Sub) and all(
+    clocks = [node for node in script.every(ast.BinOp) if isinstance(node.op, ast.Sub) and all(
         isinstance(side, ast.Call) and last_name(side.func) == "strftime" for side in (node.left, node.right))]
-    for node, left, right in (*script.refused, *clocks):
+    for node in (*script.refused, *clocks):
         function = script.function(node)
         free = function is None or bool(script.callers(function)) or not names_in(node) & parameters_of(function)
         unsure = any(isinstance(each, UNSURE) for each in script.ancestors(node))
         if free and not unsure and script.is_reached(node) and not is_tried(script, node):
-            yield found("critical", node, left=repr(left), right=repr(right))
+            yield found("critical", node)

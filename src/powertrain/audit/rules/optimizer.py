@@ -108,7 +108,7 @@ def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances)
         if step.backward and own and not seldom:
             last, owner = own[-1].node, own[-1].owner or own[-1].node
             zeroed = script.words(last.args[0] if step.is_scaler(owner) and last.args else owner)
-            since = f"line {script.place(zeroes[0]).line}" if zeroes else "the beginning"
+            since = f"the call in line {script.place(zeroes[0]).line}" if zeroes else "the beginning"
             yield found("critical", last, *zeroes[:1], since=since, edits=with_line(
                 script, last, f"{zeroed}.zero_grad(set_to_none=True)", after=True))
 
