@@ -123,6 +123,8 @@ ONCE_WRONG = {
     "a checkpoint of a dtype that is not known": (
         "loop_in_fp32", HEAD + LOADED.format(path="gpt2") + IN_FP32.removeprefix(HEAD),
         HEAD + LOADED.format(path="own/model") + IN_FP32.removeprefix(HEAD), {}),
+    "a model that comes from elsewhere": (
+        "loop_in_fp32", IN_FP32, IN_FP32.replace("nn.Linear(8, 8)", "given()"), {}),
     "norms in bf16, where a decay rounds away": (
         "norms_decayed", PROGRAM_CASES["norms_decayed"][0],
         PROGRAM_CASES["norms_decayed"][0] + "model = model.bfloat16()\n", {}),

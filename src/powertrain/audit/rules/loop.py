@@ -20,6 +20,7 @@ MOVING = ("to", "cuda", "prepare", "initialize", "setup", "setup_module", "set_d
 WAITING = (".item", ".tolist", ".numpy")
 EMPTYING = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "torch.xpu.empty_cache", ".empty_cache")
 WITH_DROPOUT = ("bert", "gpt2", "t5-", "bart", "electra", "deberta", "pegasus", "facebook/opt")      # of published models
+LAYERS = ("Linear", "Sequential", "Embedding", "LSTM", "GRU", "Transformer", "TransformerEncoder")   # a network by themselves
 KEEPING = ("save", "checkpoint", "valid", "eval")            # in the names of functions that evaluate or save
 BENCHMARK, DETERMINISTIC, DETERMINISM = "training.cudnn_benchmark", "training.cudnn_deterministic", "training.full_determinism"
 
@@ -79,7 +80,7 @@ def loop_in_fp32(script: Script, subject: Subject, where: Circumstances) -> Find
 def _makes_network(script: Script) -> bool:
     """Return whether the weights are made here, in fp32, and none are loaded."""
     networks = {name for name, kind in script.classes.items() if any(last_name(base) == "Module" for base in kind.bases)}
-    made = any(last_name(call.func) in (*networks, "from_config") for call in script.every(ast.Call))
+    made = any(last_name(call.func) in (*networks, *LAYERS, "from_config") for call in script.every(ast.Call))
     return made and script.says("cuda") and not loads_weights(script)
 
 
