@@ -106,7 +106,7 @@ class Script:
     command: Command | None = None           # the command that is looked at; None: without options
     unused: frozenset[ast.AST] = frozenset()         # statements that the defaults of all settings never reach
     dead: frozenset[ast.AST] = frozenset()   # statements that this launch never reaches, and another one does
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)       # what the syntax alone says, whatever the launch
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)       # what is so whatever the launch
     _of_kind: dict[Any, list[Any]] = field(default_factory=dict, init=False, repr=False)
 
     @kept_by_syntax

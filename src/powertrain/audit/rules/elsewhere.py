@@ -44,7 +44,10 @@ def is_other(dotted: str) -> bool:
 
 def is_pinned(script: Script, library: str) -> bool:
     """Return whether the project holds a library to a release of its own, which may be there beside the others."""
-    return library not in BOUND and bool(asked_of(script.root or script.path.parent, library))
+    key = ("pinned", library)
+    if key not in script.kept:
+        script.kept[key] = library not in BOUND and bool(asked_of(script.root or script.path.parent, library))
+    return bool(script.kept[key])
 
 
 def asked_of(root: Path, library: str) -> list[tuple[int, ...]]:
