@@ -154,10 +154,10 @@ def _takes_first(node: ast.AST) -> bool:
 def begins_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The tokenizer puts a beginning-of-text token where there is one already, or in the midst of the text."""
     path = subject.value("tokenizer.path") or subject.value("model.path")
-    known = isinstance(path, str) and path.startswith(BEGINS)
-    if not known and not script.says("<|start_header_id|>"):
+    of_these = isinstance(path, str) and path.startswith(BEGINS)
+    if not of_these and not script.says("<|start_header_id|>"):
         return
-    for call in script.every(ast.Call) if known else ():
+    for call in script.every(ast.Call) if of_these else ():
         if last_name(call.func) in ("tokenizer", "tok", "encode") and call.args and not any(
                 item.arg in ("add_special_tokens", None) for item in call.keywords):
             template = next((node for node in script.behind(call.args[0]) if isinstance(node, ast.Call)
@@ -170,7 +170,7 @@ def begins_twice(script: Script, subject: Subject, where: Circumstances) -> Find
             parts, whole = [whole.right, *parts], whole.left
         begun = [part for part in (whole, *parts) if _is_begun(script, part)]
         if isinstance(node.op, ast.Add) and not isinstance(script.parents[node], ast.BinOp) and len(begun) > 1:
-            yield found("critical", node, begun[1], path=path if known else "The tokenizer of Llama 3", case="in pieces")
+            yield found("critical", node, begun[1], path=path if of_these else "The tokenizer of Llama 3", case="in pieces")
             return
 
 
