@@ -60,7 +60,7 @@ def test_all_reports_name_the_same_findings(script: Path, tmp_path: Path, capsys
     results = json.loads((tmp_path / "a.sarif").read_text())["runs"][0]["results"]
     assert [result["ruleId"] for result in results] == rules
     text = (tmp_path / "a.md").read_text()
-    assert "### CRITICAL #1: Nothing sets the gradients back, so they add up over the whole run" in text
+    assert "### CRITICAL #1: Gradients are not set back before the next step, so they add up" in text
     assert "+         optimizer.zero_grad(set_to_none=True)" in text
 
 

@@ -95,7 +95,7 @@ def clip_without_effect(script: Script, subject: Subject, where: Circumstances) 
 
 @code_rule_once
 def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances) -> Findings:
-    """Nothing sets the gradients back, so they add up over the whole run."""
+    """Gradients are not set back before the next step, so they add up."""
     zeroes = [node for node in script.every(ast.Attribute)
               if node.attr == "zero_grad" or (node.attr == "grad" and isinstance(node.ctx, ast.Store))]
     for step in training_steps(script) if not script.has_call(*ZEROED_BY_OTHERS) else ():
