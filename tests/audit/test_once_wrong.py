@@ -249,3 +249,23 @@ def test_transformers_5_evaluates_when_a_run_ends(release: str, says: str, tmp_p
                     " eval_steps=100)\nTrainer(model, args).train()\n", encoding="utf-8")
     where = Circumstances(software=Software({"transformers": release}, {}))
     assert [each.severity for each in BY_NAME["intervals_never_fire"].find(read_subject(path), where)] == [says]
+
+
+ENDED = "import sys\n{ends}\n" + RUNNING_CASES["names_out_of_reach"][0]
+SEVERITY_OF = {
+    "an end of something else": ("names_out_of_reach", ENDED.format(ends="driver.quit()"), ["critical"]),
+    "an end of the run": ("names_out_of_reach", ENDED.format(ends="sys.exit()"), []),
+    "a cache emptied beside generation": (
+        "cache_emptied_in_loop", loop(*PLAIN, EMPTYING, "model.generate(batch)"), ["low"]),
+    "a cache emptied at each step": ("cache_emptied_in_loop", loop(*PLAIN, EMPTYING), ["moderate"]),
+    "eager attention below Unsloth": ("attention_eager", UNSLOTH + EAGER.format(name="x"), ["low"]),
+    "eager attention": ("attention_eager", EAGER.format(name="x"), ["moderate"]),
+    "a rate below the usual one": ("learning_rate_unfit", FAST.format(before="").replace("3e-3", "1e-9"), ["low"]),
+    "a rate above the usual one": ("learning_rate_unfit", FAST.format(before=""), ["moderate"]),
+}
+
+
+@pytest.mark.parametrize("case", SEVERITY_OF)
+def test_a_finding_is_as_severe_as_judges_found_it(case: str, tmp_path: Path) -> None:
+    rule, text, says = SEVERITY_OF[case]
+    assert severities(rule, text, tmp_path) == says

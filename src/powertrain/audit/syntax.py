@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 TRAINING = re.compile(r"Trainer(?!Callback|State|Control)|(TrainingArguments|SFTConfig)$")       # calls that training needs
 Loop = ast.For | ast.While | ast.AsyncFor
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
-ENDING = ("exit", "_exit", "quit")           # calls that end the run
+ENDING = ("exit", "quit", "sys.exit", "os._exit")    # calls that end the run
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
@@ -100,7 +100,7 @@ def never_run(tree: ast.AST, *, in_cells: bool) -> list[ast.stmt]:
 def ends(statement: ast.AST) -> bool:
     """Return whether nothing behind a statement runs."""
     call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(statement, ast.Return | ast.Raise) or (isinstance(call, ast.Call) and last_name(call.func) in ENDING)
+    return isinstance(statement, ast.Return | ast.Raise) or (isinstance(call, ast.Call) and ast.unparse(call.func) in ENDING)
 
 
 def closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[FunctionNode]]) -> set[FunctionNode]:
