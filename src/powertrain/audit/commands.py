@@ -170,6 +170,13 @@ def commands(script: Script) -> tuple[Command, ...]:
     return tuple(command for of_shell, command in found if command is not None and (of_shell or not asked))
 
 
+def has_deepspeed(script: Script, command: Command) -> bool:
+    """Return whether a command trains with DeepSpeed: its words say so, or a config that they name."""
+    words = (*command.starter, *command.words)
+    configs = [text_of((script.root or script.path.parent) / word) for word in words if word.endswith((".yaml", ".yml"))]
+    return any(re.search(r"deepspeed|zero_?[123]", text.lower()) for text in (*words, *configs))
+
+
 def _command(line: Line, own: Path, by_name: bool) -> Command | None:
     """Return a line's command for a script, if it starts it; `by_name`: its name alone means this script."""
     words, module = line.words, own.with_suffix("").as_posix()

@@ -2,7 +2,7 @@
 
 import ast
 
-from powertrain.audit.commands import commands
+from powertrain.audit.commands import commands, has_deepspeed
 from powertrain.audit.edits import removed, renamed, set_to, with_line, with_text
 from powertrain.audit.rules.base import (
     Findings,
@@ -200,8 +200,7 @@ def _has_deepspeed(subject: Subject) -> bool:
 
 
 def _starts_deepspeed(script: Script) -> bool:
-    started = " ".join(word for command in commands(script) for word in (*command.starter, *command.words)).lower()
-    return "deepspeed" in started or "zero" in started
+    return any(has_deepspeed(script, command) for command in commands(script))
 
 
 @code_rule_once

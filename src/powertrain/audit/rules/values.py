@@ -3,13 +3,13 @@
 import ast
 from typing import Any
 
-from powertrain.audit.commands import commands, text_of
+from powertrain.audit.commands import commands, has_deepspeed
 from powertrain.audit.installed import defined, in_force, members
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.rules.labels import CAUSAL, ends_before_the_last, is_loss, starts_at_the_second
 from powertrain.audit.rules.processes import PARALLEL
 from powertrain.audit.scopes import KNOWN, bound_by, bound_names, is_tried, trees_of
-from powertrain.audit.script import Command, Script
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.audit.syntax import (
     FunctionNode,
@@ -149,7 +149,7 @@ def targets_are_inputs(script: Script, subject: Subject, where: Circumstances) -
 def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A method of the model is called on the wrapper of several processes, which does not have it."""
     severity: Severity = "low" if where.has_one_device else "critical"
-    if (started := commands(script)) and all(_starts_deepspeed(script, command) for command in started):
+    if (started := commands(script)) and all(has_deepspeed(script, command) for command in started):
         return                                           # whose engine passes on what it does not have
     wrappings = list(script.calls(*PARALLEL, ".prepare", "torch.nn.DataParallel"))
     own = members(defined("torch.nn.parallel", "DistributedDataParallel")) if in_force("torch", where) else None
@@ -166,12 +166,6 @@ def method_of_wrapped_model(script: Script, subject: Subject, where: Circumstanc
         wrapping = _given_wrapped(script, function, owner) or _wrapped_before(script, wrappings, node, owner)
         if wrapping is not None and not _unwraps(function or script.tree, owner):
             yield found(severity, call or node, wrapping, method=node.attr, name=owner.id)
-
-
-def _starts_deepspeed(script: Script, command: Command) -> bool:
-    words = (*command.starter, *command.words)
-    configs = [text_of((script.root or script.path.parent) / word) for word in words if word.endswith((".yaml", ".yml"))]
-    return any("deepspeed" in text.lower() for text in (*words, *configs))
 
 
 def _given_wrapped(script: Script, function: FunctionNode | None, owner: ast.Name) -> ast.AST | None:
