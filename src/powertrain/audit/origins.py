@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from powertrain.audit.script import Script
-from powertrain.audit.syntax import FunctionNode, argument, every, inside, parameters_of, targets_of
+from powertrain.audit.syntax import FunctionNode, argument, every, inside, last_name, parameters_of, targets_of
 
 DEEPEST = 6                  # steps back: as far as scripts hand on a value
 Given = tuple[ast.expr, ast.stmt]            # a value, and the statement that gives it to a name
@@ -57,7 +57,16 @@ def _of_name(script: Script, node: ast.Name) -> list[ast.expr]:
         return [value for value, _ in _reaching(script, node, here)]
     if scope is not None and node.id in parameters_of(scope):
         return _of_argument(script, scope, node.id)
-    return [value for value, statement in mine if script.function(statement) is None]
+    return [value for value, statement in mine if script.function(statement) is None] or _of_import(script, node)
+
+
+def _of_import(script: Script, node: ast.Name) -> list[ast.expr]:
+    """Return what a module of the project gives a name that is imported from it."""
+    whole, module = script.origin(node), script.module(node)
+    taken = [(script.project.get((each, "")), item.name) for each in every(ast.ImportFrom, script.tree) for item in each.names
+             if script.module(each) is module and (item.asname or item.name) == node.id] if whole else []
+    return [value for file, name in taken[:1] for value, statement in givings(script).get(name, ()) if len(taken) == 1
+            and script.function(statement) is None and (there := script.module(statement)) is not None and there.file == file]
 
 
 def _reaching(script: Script, node: ast.Name, here: list[Given]) -> list[Given]:
@@ -75,7 +84,7 @@ def _of_argument(script: Script, function: FunctionNode, name: str) -> list[ast.
     spec = function.args
     order = [item.arg for item in (*spec.posonlyargs, *spec.args)]
     default = dict(zip(reversed(order), reversed(spec.defaults), strict=False)).get(name)
-    place = order.index(name) - (order[0] == "self") if name in order else None
+    place = order.index(name) - (order[0] in ("self", "cls")) if name in order else None
     given = [argument(call, name, place) or default for call in script.callers(function)]
     return [each for each in given if each is not None] if None not in given else []
 
@@ -106,6 +115,20 @@ def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]
     plain = not any(isinstance(item, ast.Starred) for item in target.elts)
     return [(item, ast.Subscript(value, ast.Constant(place), ast.Load()) if plain else ast.Constant(None))
             for place, item in enumerate(target.elts)]
+
+
+def kind_of(script: Script, node: ast.AST) -> ast.ClassDef | None:
+    """Return the project's class whose object a name or attribute surely holds; None where that is not known."""
+    if isinstance(node, ast.Name) and node.id == "self":
+        kind = script.class_around(node)
+        above = {last_name(base) for each in script.classes.values() for base in each.bases}
+        return kind if kind is not None and kind.name not in {*above, *script.shared_names} else None
+    likely = len(kinds := script.kinds.get(last_name(node), frozenset())) == 1 and kinds <= {*script.classes}
+    ends = origins(script, node) if likely and isinstance(node, ast.Name | ast.Attribute) else []
+    made = [script.classes.get(last_name(end.func)) if isinstance(end, ast.Call) and isinstance(end.func, ast.Name) else None
+            for end in ends]
+    one = made[0] if len(set(made)) == 1 else None
+    return one if one is not None and one.name not in script.shared_names else None
 
 
 def is_led_to_by(script: Script, call: ast.AST, statements: Collection[ast.AST]) -> bool:
