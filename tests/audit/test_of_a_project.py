@@ -176,3 +176,18 @@ def test_lines_that_only_say_something_leave_nothing_out(tmp_path: Path) -> None
     assert found("training_never_called", text, tmp_path)
     assert found("training_never_called", text + "print('a' 1)\n", tmp_path)
     assert not found("training_never_called", text + "main(1 2)\n", tmp_path)
+
+
+STEPPED = ("import torch\n{imports}\nmodel = torch.nn.Linear(4, 4)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+           "for batch in rows:\n    {calls}(model(batch))\n    optimizer.step()\n    optimizer.zero_grad()\n")
+
+
+@pytest.mark.parametrize(("imports", "calls", "fires"), [
+    ("import steps", "steps.learn", True), ("from kit import steps", "steps.learn", True),
+    ("import kit.steps", "kit.steps.learn", True), ("import steps as own", "own.learn", True),
+    ("import steps", "steps.measure", False), ("from library.kit import steps\nimport steps as own", "steps.learn", False)])
+def test_a_module_has_functions_too(imports: str, calls: str, fires: bool, tmp_path: Path) -> None:
+    name = "kit__steps.py" if "from kit" in imports or "kit.steps" in imports else "steps.py"
+    learns = "def learn(loss):\n    loss.mean().backward()\ndef measure(loss):\n    print(loss)\n"
+    made = found("never_saved", STEPPED.format(imports=imports, calls=calls), project(tmp_path, **{name: learns}))
+    assert bool(made) == fires

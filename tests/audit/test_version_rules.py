@@ -131,6 +131,31 @@ def test_a_script_that_starts_nothing_is_read_with_the_one_that_uses_it(tmp_path
     assert found["removed_call_arguments"] == "used by main.py"
 
 
+@pytest.mark.parametrize(("other", "started", "user"), [
+    ("other.py", "", ""), ("other.py", "python main.py\n", "main.py"), ("other.py", "python main.py\npython other.py\n", ""),
+    ("train_it.py", "python train_it.py\npython main.py\n", "train_it.py"),
+    ("train_it.py", "python main.py\n", "main.py"), ("other/it.py", "", "main.py")])
+def test_of_several_users_it_is_the_one_that_is_started(other: str, started: str, user: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(started)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "training.py").write_text("def fit(model):\n    pass\n")
+    (tmp_path / other).write_text(STARTING)
+    found = rules_of(tmp_path, training=IN_FUNCTIONS, model=LOADING, main=STARTING)
+    assert found.get("removed_call_arguments", "") == (f"used by {user}" if user else "")
+
+
+ASKED = "import torch\nused = {value}\n" + HEAD + ARGUMENTS + "Trainer(model, args, train_dataset=rows).train()\n"
+
+
+@pytest.mark.parametrize(("value", "fires"), [
+    ("torch.cuda.memory_utilization()", True),
+    ("torch.cuda.memory_utilization() if hasattr(torch.cuda, 'memory_utilization') else 0", False),
+    ("torch.cuda.memory_utilization() if hasattr(torch.cuda, 'utilization') else 0", True)])
+def test_who_asks_for_a_name_first_does_not_fail_for_it(value: str, fires: bool, tmp_path: Path) -> None:
+    found = BY_NAME["removed_imports"].find(read_subject(project(tmp_path, train=ASKED.format(value=value))), TODAY)
+    assert bool([*found]) == fires
+
+
 @pytest.mark.parametrize("files", [
     {"training": IN_FUNCTIONS, "model": LOADING, "main": STARTING, "other": STARTING},      # which of the two?
     {"training": IN_FUNCTIONS + "fit(None)\n", "model": LOADING, "main": STARTING},

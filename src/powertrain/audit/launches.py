@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from powertrain.audit.command_lines import read_table
-from powertrain.audit.commands import commands, project_files, shown, text_of
+from powertrain.audit.commands import commands, project_files, shown, started_lines, text_of
 from powertrain.audit.configs import SUFFIXES
 from powertrain.audit.known_calls import FROM_A_FILE, READERS
 from powertrain.audit.scopes import own_tree
@@ -48,8 +48,11 @@ def says_launch(script: Script) -> bool:
 
 
 def user_of(script: Script) -> Path | None:
-    """Return the one script of the project that imports a script which trains in functions alone, and starts none of them."""
-    own, stem = own_tree(script), re.escape(script.path.stem)
+    """Return the one script of the project that imports a script which trains in functions alone, and starts none of them.
+
+    Of several, it is the one that the project's commands start, or whose name says that it trains.
+    """
+    own, stem, here = own_tree(script), re.escape(script.path.stem), script.path.resolve()
     defined = {node.name for node in own.body if isinstance(node, FunctionNode | ast.ClassDef)}
     starts = (is_training(node) or (isinstance(node, ast.Call) and last_name(node.func) in defined) for node in inside(own))
     if "__main__" in script.own_text or not defined or script.path.suffix != ".py" or any(starts) or commands(script):
@@ -57,9 +60,13 @@ def user_of(script: Script) -> Path | None:
     said = re.compile(rf"^\s*\"?(from\s+[\w.]*\b{stem}\s+import|(from\s+[\w.]+\s+)?import\s.*\b{stem}\b)", re.M)
     root = (script.root or script.path.parent).resolve()
     users = [file for file in project_files(script) if file.suffix in (".py", NOTEBOOK) and not any(
-        part.startswith(("__init__", "test")) for part in file.relative_to(root).parts) and file != script.path.resolve()
-        and said.search(text_of(file))]
+        part.startswith(("__init__", "test")) for part in file.relative_to(root).parts) and file != here
+        and (file.parent == here.parent or not (file.parent / here.name).exists()) and said.search(text_of(file))]
     found = [file for file in users if file.suffix == ".py"] or users
+    if len(found) > 1:
+        words = {f"/{word.lstrip('./')}" for line in started_lines(script) for word in line.words if word.endswith(".py")}
+        found = [file for file in found if file.as_posix().endswith(tuple(words))]
+        found = found if len(found) == 1 else [file for file in found if "train" in file.stem]
     return Path(shown(script, found[0])) if len(found) == 1 else None
 
 

@@ -199,15 +199,6 @@ def _hides(script: Script, node: FunctionNode | ast.ClassDef) -> bool:
     return node in tree.body and bool(imports) and all(each in tree.body and each.lineno < node.lineno for each in imports)
 
 
-def of_module(script: Script, node: ast.Attribute) -> FunctionNode | ast.ClassDef | None:
-    """Return the project's function or class that `module.name` stands for."""
-    owner = script.origin(node.value) if isinstance(node.value, ast.Name) else None
-    trees = [module.tree for module in script.modules if owner is not None and owner.rpartition(".")[2] == (
-        module.file.stem if module.file.stem != "__init__" else module.file.parent.name)]
-    found = [item for tree in trees for item in tree.body if isinstance(item, FunctionNode | ast.ClassDef)]
-    return next((item for item in found if item.name == node.attr), None) if len(trees) == 1 else None
-
-
 @lru_cache(maxsize=2)                        # of both ways to start a script
 def run_nodes(script: Script) -> tuple[ast.AST, ...]:
     """Return the syntax that a run comes to: the script's own, what its modules do as they are loaded, and what these call.
@@ -224,7 +215,7 @@ def run_nodes(script: Script) -> tuple[ast.AST, ...]:
             more: list[ast.AST] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 more += filter(None, [script.called(node)])
-            elif isinstance(node, ast.Attribute) and (there := of_module(script, node)) is not None:
+            elif isinstance(node, ast.Attribute) and (there := script.of_module(node)) is not None:
                 more += script.methods(there) if isinstance(there, ast.ClassDef) else [there]
             elif isinstance(node, ast.Name):
                 kind, function = script.classes.get(node.id), script.functions.get(node.id)

@@ -29,6 +29,7 @@ from powertrain.audit.syntax import (
     is_training,
     kept_by_syntax,
     last_name,
+    member_of,
     never_run,
 )
 from powertrain.records.findings import Evidence, Place
@@ -246,17 +247,13 @@ class Script:
             return {function for name in names if not name.startswith("__") for function in by_name.get(name, ())}
 
         reach = {function: named_in(function) for function in functions}
-        own = [function for function in functions if self.module(function) is None]
-        # of modules, only what the script leads to: a project has other trainings too
+        own = [function for function in functions if self.module(function) is None]      # a project has other trainings too
         mine = closure([*own, *named_in(self.tree)], reach) if self.modules else set(functions)
         training = {function for function in mine if any(is_training(node) for node in inside(function))}
         if not training and not any(is_training(node) for node in inside(self.tree)):
             return None
-        grown = 0
-        while len(training) > grown:                     # the callers of what trains
-            grown = len(training)
-            training |= {function for function in mine if reach[function] & training}
-        return frozenset(closure([*training, *named_in(self.tree)], reach))
+        callers = {function: {each for each in mine if function in reach[each]} for function in mine}
+        return frozenset(closure([*closure([*training], callers), *named_in(self.tree)], reach))
 
     @cached_property
     def _said(self) -> str:
@@ -270,8 +267,7 @@ class Script:
 
     def behind(self, *nodes: ast.AST) -> list[ast.AST]:
         """Return the nodes that a value comes from: an expression's own, and those of all values assigned to its names."""
-        found: list[ast.AST] = []
-        waiting, seen = list(nodes), set[str]()
+        found, waiting, seen = list[ast.AST](), list(nodes), set[str]()
         while waiting:
             for node in ast.walk(waiting.pop()):
                 found.append(node)
@@ -357,16 +353,21 @@ class Script:
         return [*(item for item in kind.body if isinstance(item, FunctionNode)),
                 *(item for base in above if base not in (*seen, kind) for item in self.methods(base, (*seen, kind)))]
 
+    def of_module(self, node: ast.Attribute) -> FunctionNode | ast.ClassDef | None:
+        """Return the project's function or class that `module.name` stands for."""
+        first = next(iter(every(ast.Name, node)), None) if self.modules else None
+        dotted = self.name(node.value) if first is not None and self.origin(first) is not None else ""
+        return member_of([(module.file, module.tree) for module in self.modules], dotted, node.attr) if dotted else None
+
     def called(self, call: ast.Call) -> FunctionNode | None:
-        """Return the project's own function that a call runs: `step(…)`, `self.step(…)`, `trainer.step(…)` of a class here."""
-        if isinstance(call.func, ast.Name):
-            return self.functions.get(call.func.id)
+        """Return the project's own function that a call runs: `step(…)`, `self.step(…)`, `trainer.step(…)`, `utils.step(…)`."""
         if not isinstance(call.func, ast.Attribute):
-            return None
-        owner, name = call.func.value, call.func.attr
+            return self.functions.get(call.func.id) if isinstance(call.func, ast.Name) else None
+        owner, name, there = call.func.value, call.func.attr, self.of_module(call.func)
+        if there is not None:
+            return there if isinstance(there, FunctionNode) else None
         if isinstance(owner, ast.Name) and owner.id == "self":
-            around = self.class_around(call)
-            inherited = self.methods(around) if around is not None else []
+            inherited = self.methods(around) if (around := self.class_around(call)) is not None else []
             return next((each for each in inherited if each.name == name), self.functions.get(name))
         of_self = isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Name) and owner.value.id == "self"
         kinds = self.kinds.get(last_name(owner), frozenset()) if of_self or isinstance(owner, ast.Name) else frozenset()
@@ -381,8 +382,7 @@ class Script:
         """Yield these nodes, all nodes `inside` them, and those of the script's functions that are called there."""
         for node in nodes:
             yield node
-            seen: set[ast.AST] = set()
-            waiting = [(node, 0)]
+            seen, waiting = set[ast.AST](), [(node, 0)]
             while waiting:
                 top, depth = waiting.pop(0)
                 for inner in inside(top, but):

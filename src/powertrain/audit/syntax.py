@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -112,6 +113,14 @@ def closure(first: list[FunctionNode], reach: Mapping[FunctionNode, set[Function
             found.add(function)
             waiting += reach[function]
     return found
+
+
+def member_of(files: list[tuple[Path, ast.Module]], dotted: str, name: str) -> FunctionNode | ast.ClassDef | None:
+    """Return the function or class of a name in the one file that a dotted name of a module stands for."""
+    end = "/" + dotted.strip(".").replace(".", "/")
+    trees = [tree for file, tree in files if file.with_suffix("").as_posix().removesuffix("/__init__").endswith(end)]
+    return next((item for tree in trees for item in tree.body if isinstance(item, FunctionNode | ast.ClassDef)
+                 and item.name == name), None) if len(trees) == 1 else None
 
 
 def names_in(node: ast.AST) -> set[str]:

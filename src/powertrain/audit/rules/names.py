@@ -127,14 +127,15 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
 def is_guarded(script: Script, node: ast.AST) -> bool:
     """Return whether code asks for the release first, or is ready for an error."""
     return is_tried(script, node) or any(isinstance(around, ast.If | ast.IfExp) and (
-        _looks_for_a_name(around.test) or any(word in script.words(around.test) for word in ASKING))
+        _looks_for_a_name(around.test, last_name(node)) or any(word in script.words(around.test) for word in ASKING))
         for around in script.ancestors(node))
 
 
-def _looks_for_a_name(test: ast.expr) -> bool:
-    """Return whether a test is `"name" in what_it_takes`."""
+def _looks_for_a_name(test: ast.expr, name: str) -> bool:
+    """Return whether a test is `"name" in what_it_takes`, or `hasattr(it, "name")`."""
+    asked = [call.args[-1] for call in every(ast.Call, test) if last_name(call.func) == "hasattr" and call.args]
     return any(isinstance(node.left, ast.Constant) and isinstance(node.ops[0], ast.In | ast.NotIn)
-               for node in every(ast.Compare, test))
+               for node in every(ast.Compare, test)) or any(getattr(each, "value", None) == name != "" for each in asked)
 
 
 def _lacking(script: Script, where: Circumstances) -> Iterator[tuple[ast.AST, str]]:
