@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_logs_of_nothing_and_of_a_changing_file_without_lines_are_what_the_schem
     assert [*faults(sarif([], "1", {}, tmp_path)), *faults(one)] == []
 
 
-@lru_cache(maxsize=None)
+@cache
 def log_of(name: str) -> dict[str, Any]:
     path = DOCUMENTS / name
     log = sarif([audit(path)], "1.0", {str(path): path.read_text(encoding="utf-8")}, DOCUMENTS)
