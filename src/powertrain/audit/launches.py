@@ -58,7 +58,8 @@ def user_of(script: Script) -> Path | None:
     root = (script.root or script.path.parent).resolve()
     users = [file for file in project_files(script) if file.suffix in (".py", NOTEBOOK) and not any(
         part.startswith(("__init__", "test")) for part in file.relative_to(root).parts) and file != script.path.resolve()
-        and said.search(text_of(file))]
+        and said.search(text_of(file)) and (file.parent == script.path.resolve().parent or not (
+            file.parent / script.path.name).is_file())]          # else Python takes the one beside it
     found = [file for file in users if file.suffix == ".py"] or users
     return Path(shown(script, found[0])) if len(found) == 1 else None
 
