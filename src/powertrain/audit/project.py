@@ -91,6 +91,7 @@ class _Reading:
     notes: list[str] = field(default_factory=list)
     seen: set[Path] = field(default_factory=set)
     resolved: dict[tuple[ast.AST, str], Path] = field(default_factory=dict)
+    told: list[Path] = field(default_factory=list)       # folders that `sys.path` is told of
     bytes_left: int = MOST_BYTES
     unparsed: str = ""
 
@@ -126,6 +127,9 @@ class _Reading:
         self.enter(path, tree, stack)
 
     def _targets(self, path: Path, tree: ast.Module) -> Iterator[Path]:
+        calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and "sys.path." in ast.unparse(each.func)]
+        self.told += [base / str(node.value) for call in calls for node in ast.walk(call) if isinstance(node, ast.Constant)
+                      for base in (path.parent, self.root) if str(node.value).strip(".") and str(node.value)[0] != "/"]
         for node in ast.walk(tree):
             for key, name, level in _named(node):
                 found = self.find(name, level, path, quiet=bool(key and getattr(node, "module", None)))
@@ -139,7 +143,7 @@ class _Reading:
         `quiet`: the name may be no module at all, so nothing is said where it leaves the folder.
         """
         above = [each for each in self.script.resolve().parents if each.is_relative_to(self.root)]
-        bases = [*above, self.root, self.root / "src", *self.packages, path.parent]      # the last one if it is put on the path
+        bases = [*above, self.root, self.root / "src", *self.packages, *self.told, path.parent]      # the last, if it is told
         if not level and name.partition(".")[0] in LIBRARIES:
             return []
         if level:
@@ -159,7 +163,8 @@ class _Reading:
     @cached_property
     def packages(self) -> list[Path]:
         """Return the folders of the project that can be installed, each of which may have a package of its own name."""
-        return sorted({file.parent for name in ("setup.py", "pyproject.toml") for file in self.root.glob(f"*/{name}")})
+        found = sorted({file.parent for name in ("setup.py", "pyproject.toml") for file in self.root.glob(f"*/{name}")})
+        return [*found, *(folder / "src" for folder in found)]
 
     def _is_inside(self, found: Path, path: Path, name: str) -> bool:
         inside = found.resolve().is_relative_to(self.root)

@@ -20,8 +20,10 @@ def is_backward(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
 
 
-def is_training(node: ast.AST) -> bool:             # a backward pass, or what makes a Trainer or its arguments
-    return is_backward(node) or (isinstance(node, ast.Call) and TRAINING.search(last_name(node.func)) is not None)
+def is_training(node: ast.AST) -> bool:             # a backward pass, or what makes a Trainer or its arguments, or asks one
+    owner = owner_of(node) if isinstance(node, ast.Call) and last_name(node.func) == "fit" else None     # of Lightning
+    return is_backward(node) or (owner is not None and "trainer" in last_name(owner).lower()) or (
+        isinstance(node, ast.Call) and TRAINING.search(last_name(node.func)) is not None)
 
 
 class kept_by_syntax(Generic[Value]):

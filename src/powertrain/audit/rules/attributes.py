@@ -7,7 +7,7 @@ from powertrain.audit.installed import gives, in_force, members, root
 from powertrain.audit.origins import is_led_to_by, kind_of
 from powertrain.audit.rules.base import Findings, code_rule, found, known
 from powertrain.audit.rules.calls import object_of, of_library, own_class
-from powertrain.audit.rules.elsewhere import gone_of_class
+from powertrain.audit.rules.elsewhere import gone_of_objects, plain
 from powertrain.audit.rules.names import since
 from powertrain.audit.rules.processes import RANKED
 from powertrain.audit.scopes import (
@@ -75,6 +75,10 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
             ours = node.attr in GONE_FIELDS and in_force("transformers", where)
             if ours and kind is not None and _is_a_trainer(script, kind):
                 lost[node.attr] = (node, "TrainingArguments")
+        elif isinstance(owner, ast.Attribute) and script.words(owner) == "self.trainer" and kind is not None and any(
+                plain(script.name(base)).startswith("pytorch_lightning.") for base in kind.bases):
+            if node.attr in gone_of_objects("pytorch_lightning.Trainer") and since(where) == "critical":
+                lost[node.attr] = (node, "the Trainer of Lightning")
         elif script.words(node).endswith(OF_OLD_VLLM) and "vllm.LLM" in script.all_imported and since(where) == "critical":
             if not any(word in text_of(file) for file in project_files(script) for word in IN_PROCESS):
                 lost[node.attr] = (node, script.words(node.value))
@@ -208,7 +212,7 @@ def _members(script: Script, kind: ast.ClassDef, where: Circumstances) -> frozen
 def _lost_of_library(script: Script, owner: ast.Name, name: str, where: Circumstances) -> bool:
     """Return whether an object of a library is asked for what its class, in the release in force, does not have."""
     made = script.kinds.get(owner.id, frozenset())
-    if made and all(name in gone_of_class(each) for each in made):
+    if made and all(name in gone_of_objects(each) for each in made):
         return since(where) == "critical"
     kind = object_of(script, owner, where)
     if kind is None:

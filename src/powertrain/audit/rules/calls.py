@@ -47,13 +47,14 @@ def arguments_not_taken(script: Script, subject: Subject, where: Circumstances) 
     said = {id(item) for section in ("training", "trainer") if section in script.sections
             for item in script.sections[section].keywords if item.arg in REMOVED or item.arg in OF_THE_CONFIG}
     unknown = {key.rpartition(".")[2] for key in subject.unknown}
+    followed = {made.node for made in subject.calls}
     wrong: list[tuple[ast.AST | Setting, str, ast.Call]] = []
     for call in run_nodes(script):
         if not isinstance(call, ast.Call) or not (call.keywords or call.args) or is_guarded(script, call):
             continue
         if script.name(call).startswith("trl.") and of_unsloth(script):
             continue                         # which puts its own versions in their place
-        if script.name(call.func).endswith(SAID_OF_KEYS):
+        if script.name(call.func).endswith(SAID_OF_KEYS) and (call in followed or "training" in script.sections):
             said |= {id(item) for item in call.keywords if item.arg in REMOVED or item.arg in unknown}
         called = _called(script, call, where)
         taken, name = parameters(called), plain(script.name(call))

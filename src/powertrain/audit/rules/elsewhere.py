@@ -36,6 +36,11 @@ def gone_of_class(dotted: str) -> frozenset[str]:
     return frozenset(OF_CLASSES.get(plain(dotted), "").split())
 
 
+def gone_of_objects(dotted: str) -> frozenset[str]:
+    """Return the attributes that objects of a class no longer have: with the arguments, but for those that are still there."""
+    return gone_of_class(dotted) - {"checkpoint_callback"}
+
+
 def is_other(dotted: str) -> bool:
     """Return whether a name is of a library that is not read here, and listed."""
     first = plain(dotted).partition(".")[0]

@@ -26,7 +26,9 @@ EVALUATING = ("training.eval_steps", "training.evals_per_epoch")
 KINDS, REFUSED, PROMPTS, LAYERS = map(known, ("value_kinds", "refused", "prompt_types", "lora_families"))
 IGNORED = known("not_in_force")
 TERM = re.compile(r"(!?)([\w.|]+?)(!=|=|~|$)(.*)")
-RECIPE = re.compile(r"tune run\b.*?([\w./-]+\.py)\b.*--config[ =]\S*?([\w.-]+)(?:\s|$)")      # and the config that it is given
+# and the config that it is given
+RECIPE = re.compile(r"tune run\b.*?([\w./-]+(?:\.py\b|(?=\s+--config)))\b.*--config[ =]\S*?([\w.-]+)(?:\s|$)")
+OF_TORCHTUNE = re.compile(r"(full|lora|qat|ppo|grpo|dev|knowledge_distillation|eleuther|generate|quantize)([_/]|$)")   # recipes
 HEADS = {"lm_head", "score", "classifier"}
 FUSED = "fused"        # no key: whether the model's attention has other layers than q_proj and o_proj
 FITS: Mapping[str, type | str] = {           # what pydantic takes: values of a type, or spelled so
@@ -107,13 +109,15 @@ def _own_code(subject: Subject, text: str) -> list[Path]:
     files = [file for folder in islice(walked(root), 200) for file in folder]
     modules = {name.rpartition(".")[0].replace(".", "/") for name in re.findall(r"_component_:\s*[\"']?([\w.]+)", text)}
     own = [file for file in files if file.suffix == ".py" and any(
-        module and file.with_suffix("").as_posix() == (root / module).as_posix() for module in modules)]
+        module and file.with_suffix("") in (root / module, subject.path.parent / module) for module in modules)]
     for file in files:
         if file.suffix in (".sh", ".md") or file.name == "Makefile":
             for line in text_of(file).replace("\\\n", " ").splitlines():
                 recipe = RECIPE.search(line)
                 if recipe and recipe[2] == subject.path.name:
-                    own += [each for each in files if each.as_posix().endswith("/" + recipe[1].lstrip("./"))]
+                    name = recipe[1].lstrip("./")
+                    name = name if name.endswith(".py") or OF_TORCHTUNE.match(name) else f"{name}.py"
+                    own += [each for each in files if each.as_posix().endswith(f"/{name}")]
     return list(dict.fromkeys(own))
 
 
