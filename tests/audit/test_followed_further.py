@@ -13,7 +13,7 @@ from powertrain.audit.audit import read_subject
 
 GONE = "from transformers import AutoModelForVision2Seq\n"
 LOOP = HEAD + "for batch in loader:\n    model(**batch).loss.backward()\n"
-OF_LIGHTNING = ("import pytorch_lightning as pl\nfrom transformers import T5Tokenizer\n{taken}"
+OF_LIGHTNING = ("import pytorch_lightning as pl\nfrom transformers import T5Tokenizer\n"
                 "class Own(pl.LightningModule):\n    def training_step(self, batch, at):\n        return self.trainer.{asks}\n")
 FIT = "trainer = pl.Trainer(max_epochs=1)\ntrainer.fit(Own())\n"
 LATE = HEAD + HF + ("def main():\n    {before}\n    args = TrainingArguments('out', evaluation_strategy='no')\n"
@@ -37,14 +37,14 @@ def test_modules_are_looked_for_where_a_run_finds_them(there: dict[str, str], li
 @pytest.mark.parametrize(("asks", "said"), [
     ("gpus", True), ("num_devices", False), ("checkpoint_callback", False)])
 def test_lightning_trains_by_fit_and_its_trainer_has_lost_attributes(asks: str, said: bool, tmp_path: Path) -> None:
-    project(tmp_path, **{"own.py": OF_LIGHTNING.format(asks=asks, taken=""), "train.py": (
+    project(tmp_path, **{"own.py": OF_LIGHTNING.format(asks=asks), "train.py": (
         "import pytorch_lightning as pl\nfrom own import *\n" + FIT.replace("(max_epochs=1)", ".from_argparse_args(told)"))})
     assert fires("attributes_missing", tmp_path / "train.py") is said
 
 
 @pytest.mark.parametrize(("asks", "said"), [("lr_schedulers", True), ("checkpoint_callback", False)])
 def test_a_trainer_of_lightning_still_has_its_checkpoint_callback(asks: str, said: bool, tmp_path: Path) -> None:
-    path = project(tmp_path, **{"train.py": OF_LIGHTNING.format(asks="x", taken="") + FIT + f"print(trainer.{asks})\n"})
+    path = project(tmp_path, **{"train.py": OF_LIGHTNING.format(asks="x") + FIT + f"print(trainer.{asks})\n"})
     assert fires("attributes_missing", path / "train.py") is said
 
 
@@ -74,3 +74,11 @@ def test_the_recipe_of_a_config_is_read(line: str, recipe: str, said: bool, tmp_
                          "own.yaml": "model:\n  _component_: torchtune.models.llama2.lora_llama2_7b\n"
                          "tokenizer:\n  _component_: torchtune.models.llama2.llama2_tokenizer\nepochs: 1\n"})
     assert fires("components_moved", tmp_path / "own.yaml") is said
+
+
+@pytest.mark.parametrize(("key", "said"), [("0", True), ("'train'", False)])
+def test_a_value_is_followed_into_the_module_that_gives_it(key: str, said: bool, tmp_path: Path) -> None:
+    path = project(tmp_path, **{
+        "rows.py": "from datasets import load_dataset\nparts = load_dataset('text', data_files={'train': 'a.txt'})\n",
+        "train.py": HEAD + f"from rows import parts as data\nprint(data[{key}])\nTrainer(1).train()\n"})
+    assert fires("split_not_there", path / "train.py") is said

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from powertrain.audit.script import Script
-from powertrain.audit.syntax import FunctionNode, argument, every, inside, last_name, parameters_of, targets_of
+from powertrain.audit.syntax import FunctionNode, argument, every, inside, parameters_of, targets_of
 
 DEEPEST = 6                  # steps back: as far as scripts hand on a value
 Given = tuple[ast.expr, ast.stmt]            # a value, and the statement that gives it to a name
@@ -115,20 +115,6 @@ def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]
     plain = not any(isinstance(item, ast.Starred) for item in target.elts)
     return [(item, ast.Subscript(value, ast.Constant(place), ast.Load()) if plain else ast.Constant(None))
             for place, item in enumerate(target.elts)]
-
-
-def kind_of(script: Script, node: ast.AST) -> ast.ClassDef | None:
-    """Return the project's class whose object a name or attribute surely holds; None where that is not known."""
-    if isinstance(node, ast.Name) and node.id == "self":
-        kind = script.class_around(node)
-        above = {last_name(base) for each in script.classes.values() for base in each.bases}
-        return kind if kind is not None and kind.name not in {*above, *script.shared_names} else None
-    likely = len(kinds := script.kinds.get(last_name(node), frozenset())) == 1 and kinds <= {*script.classes}
-    ends = origins(script, node) if likely and isinstance(node, ast.Name | ast.Attribute) else []
-    made = [script.classes.get(last_name(end.func)) if isinstance(end, ast.Call) and isinstance(end.func, ast.Name) else None
-            for end in ends]
-    one = made[0] if len(set(made)) == 1 else None
-    return one if one is not None and one.name not in script.shared_names else None
 
 
 def is_led_to_by(script: Script, call: ast.AST, statements: Collection[ast.AST]) -> bool:

@@ -4,7 +4,6 @@ import ast
 
 from powertrain.audit.commands import commands, project_files, text_of
 from powertrain.audit.installed import gives, in_force, members, root
-from powertrain.audit.origins import is_led_to_by, kind_of
 from powertrain.audit.rules.base import Findings, code_rule, found, known
 from powertrain.audit.rules.calls import object_of, of_library, own_class
 from powertrain.audit.rules.elsewhere import gone_of_objects, plain
@@ -60,14 +59,11 @@ def attributes_missing(script: Script, subject: Subject, where: Circumstances) -
         kind, name = script.class_around(node), getattr(owner, "id", "")
         named = script.classes[name] if isinstance(owner, ast.Name) and name in script.classes and (
             name not in script.shared_names) and means(script, owner, script.classes[name]) else None
-        of_class = named is not None
-        if named is None and isinstance(owner, ast.Name) and name != "self" and not is_led_to_by(script, node, script.unused):
-            named = kind_of(script, owner)
         asked = kind if name == "self" else named
         if asked is not None and asked not in kinds:
             kinds[asked] = _members(script, asked, where)
         has = kinds[asked] if asked is not None else None
-        lacks = has is not None and node.attr not in has | (frozenset(dir(type)) if of_class else frozenset())
+        lacks = has is not None and node.attr not in has | (frozenset(dir(type)) if asked is named else frozenset())
         if (node.attr in given and not (lacks and node.attr in given_to_others(script, asked))) or (
                 kind is not None and kind.name in mixed_in) or _is_elsewhere(script, node, kind):
             continue

@@ -196,11 +196,7 @@ def _has_deepspeed(subject: Subject) -> bool:
     script = subject.script
     if script is None or subject.on("training.deepspeed"):
         return subject.on("training.deepspeed")
-    return script.says("deepspeed") or _starts_deepspeed(script)
-
-
-def _starts_deepspeed(script: Script) -> bool:
-    return any(has_deepspeed(script, command) for command in commands(script))
+    return script.says("deepspeed") or any(has_deepspeed(script, command) for command in commands(script))
 
 
 @code_rule_once
@@ -210,7 +206,7 @@ def adam_in_fp16(script: Script, subject: Subject, where: Circumstances) -> Find
     pure = subject.framework in TRAINERS and subject.method == "full" and not any(
         subject.is_unread(key) or subject.is_on(key) for key in (FP16, BF16))
     if pure and subject.weights_dtype == "fp16" and subject.effective("training.optim") == "adamw_torch" and _trains_all(
-            script) and not subject.on("training.deepspeed") and not _starts_deepspeed(script):
+            script) and not _has_deepspeed(subject):
         yield found("critical", "training.optim", "model.dtype")
     for made in _adams_of_loaded_weights(subject) if subject.weights_dtype == "fp16" and not said else ():
         if not {"fused", "eps"} & set(made.named) and not made.open and len(made.positional) < 4:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from powertrain.audit.commands import project_files, shown, text_of
+from powertrain.audit.commands import project_files, text_of
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.origins import origins
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found, rule
@@ -26,7 +26,7 @@ from powertrain.audit.syntax import (
     owner_of,
     parameters_of,
 )
-from powertrain.records.findings import Evidence, Place, Severity
+from powertrain.records.findings import Severity
 
 SPLITTING = ("auto", "balanced", "balanced_low_0", "sequential")
 PARALLEL = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
@@ -41,7 +41,6 @@ SAVES = ("torch.save", "safetensors.torch.save_file")
 LIMIT = "training.save_total_limit"
 OF_NUMPY = ("mean", "average", "median", "exp", "sum", "std", "sqrt", "min", "max", "float32", "float64", "array", "get_state",
             "nanmean", "log", "round", "percentile")
-LOADED = re.compile(r"(\w+) *= *torch\.load\((?:[^()]|\([^()]*\))*\)")
 SAFE_SINCE = (2, 6)          # torch: weights_only became the default
 
 
@@ -235,12 +234,12 @@ def own_objects_refused(script: Script, subject: Subject, where: Circumstances) 
         for table in [*origins(script, saved), *script.assigned(saved)] if saved is not None else []:
             if not isinstance(table, ast.Dict):
                 continue
-            loaded = next((call for call in loads if reads(script, call, table)), None) or _read_elsewhere(script, table)
+            load = next((call for call in loads if reads(script, call, table)), None)
             refused = [value for value in table.values if ((made := script.assigned(value)) and all(
                 isinstance(one, ast.Call) and is_own_object(script, one) for one in made))
-                or (loaded is not None and _is_of_numpy(script, value))]
-            if loaded is not None and refused:
-                yield found("critical", loaded, refused[0], file=script.words(argument(save, "f", 1) or save),
+                or (load is not None and _is_of_numpy(script, value))]
+            if load is not None and refused:
+                yield found("critical", load, refused[0], file=script.words(argument(save, "f", 1) or save),
                             object=script.words(refused[0]))
 
 
@@ -296,22 +295,11 @@ def reads(script: Script, load: ast.Call, table: ast.Dict) -> bool:
                for node in script.every(ast.Subscript))
 
 
-def _read_elsewhere(script: Script, table: ast.Dict) -> Evidence | None:
-    """Return where another file of the project, which saves nothing itself, loads what has two of a table's keys."""
-    keys = {getattr(key, "value", None) for key in table.keys}
-    read = {script.path.resolve(), *(module.file for module in script.modules)}
-    for file in project_files(script):
-        text = text_of(file) if file.suffix == ".py" and file not in read else ""
-        for call in LOADED.finditer(text) if not any(
-                word in text for word in ("weights_only", "safe_globals", "torch.save(")) else ():
-            if len(keys.intersection(re.findall(rf"\b{call[1]}\[['\"](\w+)", text))) > 1:
-                return Evidence(call[0], Place(shown(script, file), text.count("\n", 0, call.start()) + 1))
-    return None
-
-
 def is_own_object(script: Script, call: ast.Call) -> bool:
     """Return whether a call makes an object of a class of the project that is no module, or argparse's namespace."""
     kind = script.classes.get(last_name(call.func))
     of_torch = kind is not None and any(last_name(base) in ("Module", "NamedTuple", "dict", "Enum") for base in kind.bases)
-    parsed = any(isinstance(one, ast.Call) and last_name(one.func) == "parse_args" for one in origins(script, call))
+    function = script.called(call)
+    told = [call] if function is None else [node.value for node in every(ast.Return, function)]
+    parsed = any(isinstance(one, ast.Call) and last_name(one.func) == "parse_args" for one in told)
     return (kind is not None and not of_torch) or parsed

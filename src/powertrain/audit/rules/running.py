@@ -5,7 +5,6 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
-from powertrain.audit.origins import kind_of
 from powertrain.audit.rules.base import Findings, code_rule, code_rule_once, found
 from powertrain.audit.scopes import (
     KNOWN,
@@ -107,12 +106,12 @@ class _Own:
 
     def called(self, call: ast.Call) -> tuple[str, ast.arguments, int] | None:
         """Return (name, arguments, how many of them are bound) of the function or class that a call surely means."""
-        node = self.definition(call.func) if isinstance(call.func, ast.Name) else None
-        if isinstance(node, ast.ClassDef):
-            spec = self._made_with(node)
-            return (node.name, spec, 1) if spec is not None else None
-        if node is not None:
-            return (node.name, node.args, 0) if not node.decorator_list else None
+        if isinstance(call.func, ast.Name):
+            name, node = call.func.id, self.definition(call.func)
+            if isinstance(node, ast.ClassDef):
+                spec = self._made_with(node)
+                return (name, spec, 1) if spec is not None else None
+            return (name, node.args, 0) if node is not None and not node.decorator_list else None
         function = self.method(call)
         kind = self.script.parents.get(function) if function is not None else None
         if function is not None and isinstance(kind, ast.ClassDef) and not function.decorator_list and function.args.args[:1] \
@@ -121,14 +120,8 @@ class _Own:
         return None
 
     def method(self, call: ast.Call) -> FunctionNode | None:
-        """Return the method that a call surely means: of `x.step(…)`, or the `forward` of `model(…)`."""
+        """Return the method that a call surely means."""
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        for node, name in ((owner, last_name(call.func)), (call.func, "forward")):
-            kind = kind_of(self.script, node) if node is not None else None
-            own = [each for each in self.script.methods(kind) if each.name in (name, "__call__")] if kind is not None else []
-            network = node is owner or any(last_name(base).endswith("Module") for base in getattr(kind, "bases", ()))
-            if kind is not None and network and len(own) == 1 and own[0].name == name:
-                return own[0]
         plain = isinstance(owner, ast.Name) and (owner.id == "self" or len(self.script.kinds.get(owner.id, ())) == 1)
         function = self.script.called(call) if plain else None
         return function if function is not None and self.times[function.name] == 1 else None
@@ -166,7 +159,7 @@ def unpacked_wrongly(script: Script, subject: Subject, where: Circumstances) -> 
         if not isinstance(target, ast.Tuple) or not isinstance(call, ast.Call) or any(
                 isinstance(item, ast.Starred) for item in target.elts) or is_tried(script, node):
             continue
-        function = (project.definition(call.func) if isinstance(call.func, ast.Name) else None) or project.method(call)
+        function = project.definition(call.func) if isinstance(call.func, ast.Name) else project.method(call)
         if not isinstance(function, ast.FunctionDef) or function.decorator_list:
             continue
         sizes = _returned(function)
